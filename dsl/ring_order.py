@@ -1,0 +1,153 @@
+"""The static order of work and the ring protocol, as plain arithmetic without the DSL.
+
+The kernels call these functions while they are traced, the tests call them with integers
+and simulate the protocol (tests/test_ring_order.py). Every function takes Python integers or
+the DSL's Int32 alike; divisions are of non-negative numbers only.
+
+Order of work. Output tiles (m tile, n tile) are numbered in groups of ``group`` m tiles:
+inside a group the m tile runs fast and the n tile slowly, so that a weight tile is read once a
+group and the group's activation tiles stay in L2. The first group may be smaller (``first``),
+which shortens the time before the first tile is packed; the last one is what remains.
+CTA c of a grid of G works on tiles c, c + G, c + 2 G, ...
+
+Protocol. Activation tile t (``tile_m`` rows) lives in ring slot t mod S, as the slot's
+generation t div S. Two kinds of counters, all zero when a launch starts and when it ends:
+
+- ``ready[slot][k chunk]`` counts rows packed into the slot since the launch started. A loader
+  may read chunk j of tile t once ready[slot][j] >= ready_target(t): *publish* and *acquire*.
+- ``done[slot]`` counts output tiles that no longer need the slot. A packing warp may overwrite
+  the slot with tile t once done[slot] >= done_target(t): *recycle*.
+
+The last agent to arrive at ``fin`` sets every counter to zero: *reset*. See docs/ring.md for
+why this cannot deadlock and why nothing is overwritten early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Number = Any  # int, or the DSL's Int32 while a kernel is traced
+
+
+def _minimum(a: Number, b: Number) -> Number:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    import cutlass
+
+    return cutlass.min(a, b)
+
+
+def _maximum(a: Number, b: Number) -> Number:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    import cutlass
+
+    return cutlass.max(a, b)
+
+
+def tile_coord(
+    index: Number, m_tiles: Number, n_tiles: Number, group: int, first: int | None = None
+) -> tuple[Number, Number]:
+    """(m tile, n tile) of output tile ``index``, 0 <= index < m_tiles * n_tiles.
+
+    ``group`` m tiles form a group, the first group has ``first`` of them (default ``group``).
+    """
+    # As if the first group were a full one whose leading tiles are missing.
+    missing = group - (group if first is None else first)
+    g = (index + missing * n_tiles) // (group * n_tiles)
+    begin = _maximum(g * group - missing, 0)
+    size = _minimum(g * group - missing + group, m_tiles) - begin
+    rest = index - begin * n_tiles
+    n_tile = rest // size
+    return begin + rest - n_tile * size, n_tile
+
+
+@dataclass(frozen=True)
+class RingOrder:
+    """The protocol's constants for one kernel; ``n_tiles`` output tiles need each m tile."""
+
+    tile_m: int
+    n_tiles: int
+    k_chunks: int
+    slots: int
+    group: int
+    first: int
+
+    def problems(self) -> list[str]:
+        """Why the protocol would be wrong or would deadlock with these constants."""
+        found = [f"{name} = {value}, must be at least 1" for name, value in vars(self).items() if value < 1]
+        # All tiles of a group stay in use until its last n tile: a smaller ring waits for itself.
+        if self.slots < self.group:
+            found.append(f"ring of {self.slots} tiles is smaller than a group of {self.group}")
+        if self.first > self.group:
+            found.append(f"first group of {self.first} tiles is larger than a group of {self.group}")
+        return found
+
+    # Order of work
+
+    def m_tiles(self, m: Number) -> Number:
+        return (m + (self.tile_m - 1)) // self.tile_m
+
+    def tile_coord(self, index: Number, m_tiles: Number) -> tuple[Number, Number]:
+        return tile_coord(index, m_tiles, self.n_tiles, self.group, self.first)
+
+    def prologue_rows(self, m: Number) -> Number:
+        """Rows of the first group: packed by the consumer warps before their first tile."""
+        return _minimum(m, self.first * self.tile_m)
+
+    def prologue_unit(self, unit: Number, rows: Number) -> tuple[Number, Number]:
+        """(row, k chunk) of one unit of the prologue; all rows of chunk 0 come first."""
+        chunk = unit // rows
+        return unit - chunk * rows, chunk
+
+    # Slots and counters. Indices are into the int32 array ``counters``.
+
+    def slot(self, tile: Number) -> Number:
+        return tile % self.slots
+
+    def generation(self, tile: Number) -> Number:
+        return tile // self.slots
+
+    def ready_index(self, slot: Number, chunk: Number) -> Number:
+        return slot * self.k_chunks + chunk
+
+    def done_index(self, slot: Number) -> Number:
+        return self.slots * self.k_chunks + slot
+
+    @property
+    def fin_index(self) -> int:
+        """Agents that have finished with the counters."""
+        return self.slots * (self.k_chunks + 1)
+
+    @property
+    def amax_index(self) -> int:
+        """Bits of the absolute maximum so far."""
+        return self.fin_index + 1
+
+    @property
+    def amax_count_index(self) -> int:
+        """Warps that have contributed to the absolute maximum."""
+        return self.fin_index + 2
+
+    @property
+    def counters(self) -> int:
+        """Length of the int32 array ``counters``."""
+        return self.fin_index + 3
+
+    # Expected values
+
+    def ready_target(self, tile: Number, m: Number) -> Number:
+        """Rows that must have been packed into the tile's slot since the launch started.
+
+        Only a launch's last tile can be short, and it is the last one of its slot.
+        """
+        return self.generation(tile) * self.tile_m + _minimum(m - tile * self.tile_m, self.tile_m)
+
+    def done_target(self, tile: Number) -> Number:
+        """Output tiles of the slot's earlier generations: each must have been loaded."""
+        return self.generation(tile) * self.n_tiles
+
+    def agents(self, grid: int, packing_warps: int) -> int:
+        """Arrivals at ``fin``: per CTA its packing warps, its loader and its consumers' leader."""
+        return grid * (packing_warps + 2)
