@@ -29,6 +29,14 @@ from typing import Any
 
 Number = Any  # int, or the DSL's Int32 while a kernel is traced
 
+# Why a kernel gave up waiting: the first word of ``status``, which the runtime reports.
+WAITS_FOR_ROWS, WAITS_FOR_SLOT, WAITS_FOR_MAXIMUM = 1, 2, 3
+REASONS = {
+    WAITS_FOR_ROWS: "a loader waited for packed rows",
+    WAITS_FOR_SLOT: "a packing warp waited for a free slot",
+    WAITS_FOR_MAXIMUM: "a warp waited for the absolute maximum of the other CTAs",
+}
+
 
 def _minimum(a: Number, b: Number) -> Number:
     if isinstance(a, int) and isinstance(b, int):

@@ -1,0 +1,165 @@
+"""Device side of the ring protocol (ring_order.py): publish, acquire, recycle, reset.
+
+Memory order, in one place (the full argument is in docs/ring.md):
+
+- Packed rows are written by ordinary stores (generic proxy) and read by the copy engine (async
+  proxy). ``publish`` therefore fences generic before async writes, then releases at gpu scope;
+  ``acquire`` acquires at gpu scope, then fences again before the copy is issued. Without the two
+  proxy fences no test has ever failed, so no test can show that they may go: they are required by
+  the PTX memory model, which orders accesses of different proxies by a proxy fence only.
+- A slot's last reads are copies whose completion the consumers have observed on an mbarrier; a
+  completed read cannot see a later write, so ``recycle`` needs a release and no proxy fence.
+- Every poll ends by acquiring what the counter's writers released.
+
+A poll that does not end within ``poll_limit`` tries writes (reason, counter, target, value seen) to
+``status``, host memory that survives the trap which follows; see REASONS in ring_order.py.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32, const_expr
+
+from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
+
+
+def poll(
+    counters: cute.Pointer, index: Int32, target: Int32, status: cute.Pointer, reason: int, limit: int
+) -> None:
+    """Wait until counters[index] >= target, then acquire at gpu scope; trap after ``limit`` tries.
+
+    The tries are relaxed, with a short sleep between them: warps that spin without one take issue
+    slots from the MMA warps. One fence at the end makes the successful try an acquire.
+    """
+    cute.arch.inline_ptx(
+        "{\n"
+        ".reg .pred enough, more;\n"
+        ".reg .b32 seen, tries;\n"
+        "mov.u32 tries, 0;\n"
+        "TRY:\n"
+        "ld.relaxed.gpu.global.b32 seen, [{$r0}];\n"
+        "setp.ge.s32 enough, seen, {$r1};\n"
+        "@enough bra DONE;\n"
+        "nanosleep.u32 50;\n"
+        "add.u32 tries, tries, 1;\n"
+        f"setp.lt.u32 more, tries, {limit};\n"
+        "@more bra TRY;\n"
+        "st.volatile.global.v4.u32 [{$r2}], { {$r3}, {$r4}, {$r1}, seen };\n"
+        "fence.acq_rel.sys;\n"
+        "trap;\n"
+        "DONE:\n"
+        "fence.acq_rel.gpu;\n"
+        "}",
+        read_only_args=[counters + index, Int32(target), status, Int32(reason), Int32(index)],
+    )
+
+
+def jitter(seed: Int32) -> None:
+    """Sleep for a pseudo-random 0 to 4095 ns: for tests that shake the order of events."""
+    cute.arch.inline_ptx(
+        "{\n"
+        ".reg .b32 mixed;\n"
+        "mul.lo.u32 mixed, {$r0}, 0x9E3779B1;\n"
+        "shr.u32 mixed, mixed, 20;\n"
+        "nanosleep.u32 mixed;\n"
+        "}",
+        read_only_args=[seed + Int32(cute.arch.clock())],
+    )
+
+
+class Ring:
+    """The protocol's operations for one kernel; all constants are known at compile time.
+
+    ``counters`` is the int32 array of RingOrder.counters entries, ``status`` uint32[4].
+    """
+
+    def __init__(self, order: RingOrder, packing_warps: int, poll_limit: int, jitter: bool) -> None:
+        self.order, self.packing_warps = order, packing_warps
+        self.poll_limit, self.jitter = poll_limit, jitter
+
+    def shake(self, seed: Int32) -> None:
+        if const_expr(self.jitter):
+            jitter(seed)
+
+    def acquire(
+        self, counters: cute.Pointer, status: cute.Pointer, tile: Int32, chunk: Int32, m: Int32
+    ) -> None:
+        """Loader, whole warp: wait until chunk ``chunk`` of tile ``tile`` has been packed."""
+        index = self.order.ready_index(self.order.slot(tile), chunk)
+        poll(counters, index, self.order.ready_target(tile, m), status, WAITS_FOR_ROWS, self.poll_limit)
+        self.shake(tile + chunk)
+        # What the poll acquired was written through the generic proxy; the copy is issued to the async one.
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def wait_for_slot(self, counters: cute.Pointer, status: cute.Pointer, tile: Int32) -> None:
+        """Packing warp: wait until the slot of tile ``tile`` may be overwritten."""
+        target = self.order.done_target(tile)
+        if target > 0:
+            index = self.order.done_index(self.order.slot(tile))
+            poll(counters, index, target, status, WAITS_FOR_SLOT, self.poll_limit)
+
+    @cute.jit
+    def publish(self, counters: cute.Pointer, tile: Int32, chunk: Int32, rows: Int32, lane: Int32) -> None:
+        """Whole warp, after writing ``rows`` rows of one chunk."""
+        self.before_publish(tile)
+        if lane == 0:
+            self._arrive(counters, tile, chunk, rows)
+
+    @cute.jit
+    def publish_all(self, counters: cute.Pointer, tile: Int32, rows: Int32, lane: Int32) -> None:
+        """Whole warp, after writing ``rows`` rows of every chunk: a lane for each chunk."""
+        self.before_publish(tile)
+        if lane < self.order.k_chunks:
+            self._arrive(counters, tile, lane, rows)
+
+    def before_publish(self, tile: Int32) -> None:
+        self.shake(tile)
+        # Each lane orders its own generic writes before the async reads to come ...
+        cute.arch.fence_proxy("async.global")
+        # ... and the warp barrier orders all lanes' writes before the lane that releases them.
+        cute.arch.sync_warp()
+
+    def _arrive(self, counters: cute.Pointer, tile: Int32, chunk: Int32, rows: Int32) -> None:
+        index = self.order.ready_index(self.order.slot(tile), chunk)
+        cute.arch.red(counters + index, Int32(rows), op="add", dtype=Int32, sem="release", scope="gpu")
+
+    def recycle(self, counters: cute.Pointer, tile: Int32) -> None:
+        """One consumer thread, after it has waited for the last load of an output tile."""
+        self.shake(tile)
+        index = self.order.done_index(self.order.slot(tile))
+        cute.arch.red(counters + index, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
+
+    @cute.jit
+    def contribute_maximum(
+        self, counters: cute.Pointer, status: cute.Pointer, bits: Uint32, warps: Int32, lane: Int32
+    ) -> Float32:
+        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``.
+
+        ``bits`` is a non-negative float's pattern (NaN above infinity), so it compares as an integer.
+        """
+        amax, count = counters + self.order.amax_index, counters + self.order.amax_count_index
+        if lane == 0:
+            cute.arch.red(amax, bits, op="max", dtype=Uint32, sem="relaxed", scope="gpu")
+            # The release orders this warp's maximum before its arrival.
+            cute.arch.red(count, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
+        cute.arch.sync_warp()
+        poll(
+            counters, Int32(self.order.amax_count_index), warps, status, WAITS_FOR_MAXIMUM, self.poll_limit
+        )
+        return cute.arch.load(amax, Float32, sem="relaxed", scope="gpu")
+
+    @cute.jit
+    def finish(self, counters: cute.Pointer, grid: Int32) -> None:
+        """One thread of an agent that will not touch the counters again.
+
+        The last agent of the grid sets all of them to zero for the next launch on this ring, which
+        needs neither a memset nor an epoch: so a captured graph can be replayed. Acquire and release:
+        every other agent's updates come before the zeros, which the end of the kernel publishes.
+        """
+        arrived = cute.arch.atomic_add(
+            counters + self.order.fin_index, Int32(1), sem="acq_rel", scope="gpu"
+        )
+        if arrived == self.order.agents(grid, self.packing_warps) - 1:
+            for i in range(self.order.counters):
+                cute.arch.store(counters + i, Int32(0), sem="relaxed", scope="gpu")
