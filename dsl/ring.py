@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
-
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
 
 
@@ -144,9 +143,7 @@ class Ring:
             # The release orders this warp's maximum before its arrival.
             cute.arch.red(count, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
         cute.arch.sync_warp()
-        poll(
-            counters, Int32(self.order.amax_count_index), warps, status, WAITS_FOR_MAXIMUM, self.poll_limit
-        )
+        poll(counters, Int32(self.order.amax_count_index), warps, status, WAITS_FOR_MAXIMUM, self.poll_limit)
         return cute.arch.load(amax, Float32, sem="relaxed", scope="gpu")
 
     @cute.jit
@@ -157,9 +154,7 @@ class Ring:
         needs neither a memset nor an epoch: so a captured graph can be replayed. Acquire and release:
         every other agent's updates come before the zeros, which the end of the kernel publishes.
         """
-        arrived = cute.arch.atomic_add(
-            counters + self.order.fin_index, Int32(1), sem="acq_rel", scope="gpu"
-        )
+        arrived = cute.arch.atomic_add(counters + self.order.fin_index, Int32(1), sem="acq_rel", scope="gpu")
         if arrived == self.order.agents(grid, self.packing_warps) - 1:
             for i in range(self.order.counters):
                 cute.arch.store(counters + i, Int32(0), sem="relaxed", scope="gpu")
