@@ -18,7 +18,7 @@ A poll that does not end within ``poll_limit`` tries writes (reason, counter, ta
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32, const_expr
+from cutlass import Int32, Uint32, const_expr
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
 
 
@@ -80,12 +80,10 @@ class Ring:
         if const_expr(self.jitter):
             jitter(seed)
 
-    def acquire(
-        self, counters: cute.Pointer, status: cute.Pointer, tile: Int32, chunk: Int32, m: Int32
-    ) -> None:
+    def acquire(self, counters: cute.Pointer, status: cute.Pointer, tile: Int32, chunk: Int32) -> None:
         """Loader, whole warp: wait until chunk ``chunk`` of tile ``tile`` has been packed."""
         index = self.order.ready_index(self.order.slot(tile), chunk)
-        poll(counters, index, self.order.ready_target(tile, m), status, WAITS_FOR_ROWS, self.poll_limit)
+        poll(counters, index, self.order.ready_target(tile), status, WAITS_FOR_ROWS, self.poll_limit)
         self.shake(tile + chunk)
         # What the poll acquired was written through the generic proxy; the copy is issued to the async one.
         cute.arch.fence_proxy("async.global")
@@ -99,29 +97,29 @@ class Ring:
             poll(counters, index, target, status, WAITS_FOR_SLOT, self.poll_limit)
 
     @cute.jit
-    def publish(self, counters: cute.Pointer, tile: Int32, chunk: Int32, rows: Int32, lane: Int32) -> None:
-        """Whole warp, after writing ``rows`` rows of one chunk."""
-        self.before_publish(tile)
+    def publish(self, counters: cute.Pointer, tile: Int32, chunk: Int32, lane: Int32) -> None:
+        """Whole warp, after packing one chunk of a unit."""
+        self._before_publish(tile)
         if lane == 0:
-            self._arrive(counters, tile, chunk, rows)
+            self._arrive(counters, tile, chunk)
 
     @cute.jit
-    def publish_all(self, counters: cute.Pointer, tile: Int32, rows: Int32, lane: Int32) -> None:
-        """Whole warp, after writing ``rows`` rows of every chunk: a lane for each chunk."""
-        self.before_publish(tile)
+    def publish_all(self, counters: cute.Pointer, tile: Int32, lane: Int32) -> None:
+        """Whole warp, after packing all chunks of a unit: a lane for each chunk."""
+        self._before_publish(tile)
         if lane < self.order.k_chunks:
-            self._arrive(counters, tile, lane, rows)
+            self._arrive(counters, tile, lane)
 
-    def before_publish(self, tile: Int32) -> None:
+    def _before_publish(self, tile: Int32) -> None:
         self.shake(tile)
         # Each lane orders its own generic writes before the async reads to come ...
         cute.arch.fence_proxy("async.global")
         # ... and the warp barrier orders all lanes' writes before the lane that releases them.
         cute.arch.sync_warp()
 
-    def _arrive(self, counters: cute.Pointer, tile: Int32, chunk: Int32, rows: Int32) -> None:
+    def _arrive(self, counters: cute.Pointer, tile: Int32, chunk: Int32) -> None:
         index = self.order.ready_index(self.order.slot(tile), chunk)
-        cute.arch.red(counters + index, Int32(rows), op="add", dtype=Int32, sem="release", scope="gpu")
+        cute.arch.red(counters + index, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
     def recycle(self, counters: cute.Pointer, tile: Int32) -> None:
         """One consumer thread, after it has waited for the last load of an output tile."""
@@ -132,11 +130,8 @@ class Ring:
     @cute.jit
     def contribute_maximum(
         self, counters: cute.Pointer, status: cute.Pointer, bits: Uint32, warps: Int32, lane: Int32
-    ) -> Float32:
-        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``.
-
-        ``bits`` is a non-negative float's pattern (NaN above infinity), so it compares as an integer.
-        """
+    ) -> Uint32:
+        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``."""
         amax, count = counters + self.order.amax_index, counters + self.order.amax_count_index
         if lane == 0:
             cute.arch.red(amax, bits, op="max", dtype=Uint32, sem="relaxed", scope="gpu")
@@ -144,7 +139,7 @@ class Ring:
             cute.arch.red(count, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
         cute.arch.sync_warp()
         poll(counters, Int32(self.order.amax_count_index), warps, status, WAITS_FOR_MAXIMUM, self.poll_limit)
-        return cute.arch.load(amax, Float32, sem="relaxed", scope="gpu")
+        return cute.arch.load(amax, Uint32, sem="relaxed", scope="gpu")
 
     @cute.jit
     def finish(self, counters: cute.Pointer, grid: Int32) -> None:

@@ -11,9 +11,11 @@ which shortens the time before the first tile is packed; the last one is what re
 CTA c of a grid of G works on tiles c, c + G, c + 2 G, ...
 
 Protocol. Activation tile t (``tile_m`` rows) lives in ring slot t mod S, as the slot's
-generation t div S. Two kinds of counters, all zero when a launch starts and when it ends:
+generation t div S. A tile is packed in ``units`` parts, unit u being part u mod ``units`` of tile
+u div ``units``; a warp packs one unit at a time. Two kinds of counters, all zero when a launch
+starts and when it ends:
 
-- ``ready[slot][k chunk]`` counts rows packed into the slot since the launch started. A loader
+- ``ready[slot][k chunk]`` counts units packed into the slot since the launch started. A loader
   may read chunk j of tile t once ready[slot][j] >= ready_target(t): *publish* and *acquire*.
 - ``done[slot]`` counts output tiles that no longer need the slot. A packing warp may overwrite
   the slot with tile t once done[slot] >= done_target(t): *recycle*.
@@ -76,6 +78,7 @@ class RingOrder:
     """The protocol's constants for one kernel; ``n_tiles`` output tiles need each m tile."""
 
     tile_m: int
+    units: int
     n_tiles: int
     k_chunks: int
     slots: int
@@ -100,14 +103,17 @@ class RingOrder:
     def tile_coord(self, index: Number, m_tiles: Number) -> tuple[Number, Number]:
         return tile_coord(index, m_tiles, self.n_tiles, self.group, self.first)
 
-    def prologue_rows(self, m: Number) -> Number:
-        """Rows of the first group: packed by the consumer warps before their first tile."""
-        return _minimum(m, self.first * self.tile_m)
+    def prologue_units(self, m_tiles: Number) -> Number:
+        """Units of the first group: packed by the consumer warps before their first output tile."""
+        return _minimum(m_tiles, self.first) * self.units
 
-    def prologue_unit(self, unit: Number, rows: Number) -> tuple[Number, Number]:
-        """(row, k chunk) of one unit of the prologue; all rows of chunk 0 come first."""
-        chunk = unit // rows
-        return unit - chunk * rows, chunk
+    def prologue_part(self, index: Number, units: Number) -> tuple[Number, Number]:
+        """(unit, k chunk) of part ``index`` of the prologue; chunk 0 of all ``units`` comes first."""
+        chunk = index // units
+        return index - chunk * units, chunk
+
+    def tile_of(self, unit: Number) -> Number:
+        return unit // self.units
 
     # Slots and counters. Indices are into the int32 array ``counters``.
 
@@ -145,12 +151,12 @@ class RingOrder:
 
     # Expected values
 
-    def ready_target(self, tile: Number, m: Number) -> Number:
-        """Rows that must have been packed into the tile's slot since the launch started.
+    def ready_target(self, tile: Number) -> Number:
+        """Units that must have been packed into the tile's slot since the launch started.
 
-        Only a launch's last tile can be short, and it is the last one of its slot.
+        Units whose rows all lie beyond m count as well; there is nothing to pack in them.
         """
-        return self.generation(tile) * self.tile_m + _minimum(m - tile * self.tile_m, self.tile_m)
+        return (self.generation(tile) + 1) * self.units
 
     def done_target(self, tile: Number) -> Number:
         """Output tiles of the slot's earlier generations: each must have been loaded."""

@@ -41,7 +41,7 @@ class Simulation:
 
     def __init__(self, order: RingOrder) -> None:
         self.counters = [0] * order.counters
-        # What each (slot, row, k chunk) of the ring holds: the activation row, or None for poison.
+        # The unit that each (slot, part of the tile, k chunk) of the ring holds.
         self.ring: dict[tuple[int, int, int], int] = {}
 
     def run(self, launch: Launch, seed: int) -> None:
@@ -78,20 +78,19 @@ class Simulation:
     def at_least(self, index: int, target: int) -> Callable[[], bool]:
         return lambda: self.counters[index] >= target
 
-    def pack(self, row: int, chunk: int) -> None:
-        tile, within = divmod(row, self.order.tile_m)
-        self.ring[self.order.slot(tile), within, chunk] = row
+    def pack(self, unit: int, chunk: int) -> None:
+        tile, part = divmod(unit, self.order.units)
+        self.ring[self.order.slot(tile), part, chunk] = unit
 
-    def publish(self, row: int, chunk: int) -> None:
-        slot = self.order.slot(row // self.order.tile_m)
+    def publish(self, unit: int, chunk: int) -> None:
+        slot = self.order.slot(self.order.tile_of(unit))
         self.counters[self.order.ready_index(slot, chunk)] += 1
 
     def read(self, tile: int, chunk: int) -> None:
-        begin = tile * self.order.tile_m
-        for row in range(begin, min(begin + self.order.tile_m, self.launch.m)):
-            held = self.ring.get((self.order.slot(tile), row - begin, chunk))
-            if held != row:
-                raise Violation(f"tile {tile} chunk {chunk}: row {row} wanted, the slot holds {held}")
+        for part in range(self.order.units):
+            held = self.ring.get((self.order.slot(tile), part, chunk))
+            if held != tile * self.order.units + part:
+                raise Violation(f"tile {tile} chunk {chunk} part {part}: the slot holds unit {held}")
 
     def finish(self) -> None:
         fin = self.order.fin_index
@@ -136,20 +135,20 @@ class Cta:
     def packer(self, warp: int) -> Iterator[Step]:
         yield from self.absolute_maximum()
         stride = self.launch.packing_warps * self.launch.grid
-        first = self.order.prologue_rows(self.launch.m) + warp * self.launch.grid + self.cta
-        for row in range(first, self.launch.m, stride):
-            tile = row // self.order.tile_m
+        first = self.order.prologue_units(self.sim.m_tiles) + warp * self.launch.grid + self.cta
+        for unit in range(first, self.sim.m_tiles * self.order.units, stride):
+            tile = self.order.tile_of(unit)
             if self.launch.fault != "no recycle wait":
                 done = self.order.done_index(self.order.slot(tile))
                 yield self.sim.at_least(done, self.order.done_target(tile))
             for chunk in range(self.order.k_chunks):
                 if self.launch.fault == "publish first":
-                    self.sim.publish(row, chunk)
+                    self.sim.publish(unit, chunk)
                     yield None
-                self.sim.pack(row, chunk)
+                self.sim.pack(unit, chunk)
                 yield None
                 if self.launch.fault != "publish first":
-                    self.sim.publish(row, chunk)
+                    self.sim.publish(unit, chunk)
         self.sim.finish()
 
     def loader(self) -> Iterator[Step]:
@@ -157,7 +156,7 @@ class Cta:
             for chunk in range(self.order.k_chunks):
                 if self.launch.fault != "no acquire":
                     ready = self.order.ready_index(self.order.slot(tile), chunk)
-                    yield self.sim.at_least(ready, self.order.ready_target(tile, self.launch.m))
+                    yield self.sim.at_least(ready, self.order.ready_target(tile))
                 load = self.issued
                 yield (
                     lambda load=load: (
@@ -183,13 +182,13 @@ class Cta:
 
     def consumer(self, warp: int) -> Iterator[Step]:
         yield from self.absolute_maximum()
-        rows = self.order.prologue_rows(self.launch.m)
+        units = self.order.prologue_units(self.sim.m_tiles)
         stride = self.launch.consumer_warps * self.launch.grid
-        for unit in range(warp * self.launch.grid + self.cta, rows * self.order.k_chunks, stride):
-            row, chunk = self.order.prologue_unit(unit, rows)
-            self.sim.pack(row, chunk)
+        for index in range(warp * self.launch.grid + self.cta, units * self.order.k_chunks, stride):
+            unit, chunk = self.order.prologue_part(index, units)
+            self.sim.pack(unit, chunk)
             yield None
-            self.sim.publish(row, chunk)
+            self.sim.publish(unit, chunk)
             yield None
         load = 0
         for tile, n_tile in self.tiles():
@@ -212,10 +211,16 @@ class Cta:
 
 
 orders = st.builds(
-    lambda tile_m, n_tiles, k_chunks, group, extra, first: RingOrder(
-        tile_m, n_tiles, k_chunks, slots=group + extra, group=group, first=min(first, group)
+    lambda units, n_tiles, k_chunks, group, extra, first: RingOrder(
+        tile_m=4,
+        units=units,
+        n_tiles=n_tiles,
+        k_chunks=k_chunks,
+        slots=group + extra,
+        group=group,
+        first=min(first, group),
     ),
-    tile_m=st.integers(1, 3),
+    units=st.integers(1, 3),
     n_tiles=st.integers(1, 5),
     k_chunks=st.integers(1, 3),
     group=st.integers(1, 4),
@@ -225,7 +230,7 @@ orders = st.builds(
 launches = st.builds(
     Launch,
     order=orders,
-    m=st.integers(1, 36),
+    m=st.integers(1, 50),
     grid=st.integers(1, 5),
     packing_warps=st.integers(1, 3),
     consumer_warps=st.integers(1, 3),
@@ -242,14 +247,14 @@ def test_any_interleaving_is_correct(launch: Launch, seed: int) -> None:
 
 
 def test_launches_follow_one_another_on_one_ring() -> None:
-    order = RingOrder(tile_m=2, n_tiles=3, k_chunks=2, slots=3, group=2, first=1)
+    order = RingOrder(tile_m=2, units=2, n_tiles=3, k_chunks=2, slots=3, group=2, first=1)
     sim = Simulation(order)
     for seed, m in enumerate((17, 1, 5, 12, 17)):
         sim.run(Launch(order, m, grid=3, amax=True), seed)
 
 
 # A ring that is reused several times, more CTAs than tiles of a group, several k chunks.
-ORDER = RingOrder(tile_m=2, n_tiles=3, k_chunks=2, slots=3, group=2, first=1)
+ORDER = RingOrder(tile_m=2, units=2, n_tiles=3, k_chunks=2, slots=3, group=2, first=1)
 
 
 def caught(launch: Launch, seeds: int = 40) -> list[str]:
@@ -286,13 +291,13 @@ def test_a_broken_protocol_is_caught(fault: str, symptom: str) -> None:
 
 
 def test_a_ring_smaller_than_a_group_deadlocks_and_is_refused() -> None:
-    order = RingOrder(tile_m=2, n_tiles=3, k_chunks=2, slots=2, group=3, first=1)
+    order = RingOrder(tile_m=2, units=2, n_tiles=3, k_chunks=2, slots=2, group=3, first=1)
     assert any("deadlock" in text for text in caught(Launch(order, m=20, grid=2)))
     assert order.problems() == ["ring of 2 tiles is smaller than a group of 3"]
 
 
 def test_problems_name_the_values() -> None:
-    order = RingOrder(tile_m=128, n_tiles=0, k_chunks=1, slots=4, group=2, first=3)
+    order = RingOrder(tile_m=128, units=16, n_tiles=0, k_chunks=1, slots=4, group=2, first=3)
     assert order.problems() == [
         "n_tiles = 0, must be at least 1",
         "first group of 3 tiles is larger than a group of 2",
@@ -325,10 +330,9 @@ def test_tile_coord_by_hand() -> None:
 
 
 def test_targets_by_hand() -> None:
-    order = RingOrder(tile_m=128, n_tiles=42, k_chunks=7, slots=10, group=5, first=1)
+    order = RingOrder(tile_m=128, units=16, n_tiles=42, k_chunks=7, slots=10, group=5, first=1)
     assert (order.slot(23), order.generation(23)) == (3, 2)
     assert order.done_target(23) == 84
-    assert order.ready_target(23, m=10_000) == 3 * 128
-    assert order.ready_target(23, m=23 * 128 + 9) == 2 * 128 + 9
+    assert order.ready_target(23) == 3 * 16
     assert order.counters == 10 * 7 + 10 + 3
     assert order.agents(grid=48, packing_warps=3) == 240
