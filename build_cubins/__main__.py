@@ -1,0 +1,97 @@
+"""Command line of the builder; ``--help`` lists the options, docs/building.md explains them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringfp4.build_cubins.checks import check
+from ringfp4.build_cubins.compiler import Built, Compiler, default_cache, raise_together
+from ringfp4.build_cubins.job import Job, plan_jobs
+from ringfp4.build_cubins.manifest import KEEP, manifest, write_folder
+from ringfp4.build_cubins.report import Progress, built_table
+from ringfp4.build_cubins.shapes import Request, load_shapes, shipped_names
+from ringfp4.build_cubins.tools import DSL, NVDISASM, version
+from ringfp4.errors import BuildError, RingFP4Error
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m ringfp4.build_cubins", description="Compile the kernels of a model's linears."
+    )
+    shipped = ", ".join(shipped_names())
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="FILE", help=f"shapes files, or of {shipped}; default h3"
+    )
+    parser.add_argument(
+        "--linear", nargs="+", default=[], metavar="NAME=KxN", help="linears given here instead of in a file"
+    )
+    parser.add_argument(
+        "--arch", nargs="+", default=[], help="sm_121a, sm_120f, sm_90a, twin; default: what the file says"
+    )
+    parser.add_argument("--out", type=Path, default=Path("cubins"), help="artefact folder; default cubins")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiles at a time")
+    parser.add_argument("--force", action="store_true", help="compile even what is in the cache")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help=f"default {default_cache()}")
+    parser.add_argument(
+        "--keep", nargs="+", default=[], choices=KEEP, help="also write these listings beside the cubins"
+    )
+    parser.add_argument("--ptxas", default="12.9", help="assembler release to insist on; default 12.9")
+    parsed = parser.parse_args(arguments)
+    if parsed.jobs < 1:
+        parser.error("--jobs must be at least 1")
+    return parsed
+
+
+def build(
+    request: Request,
+    *,
+    cache: Path | None,
+    workers: int = os.cpu_count() or 1,
+    force: bool = False,
+    ptxas: str = "12.9",
+) -> dict[Job, Built]:
+    """Compile and check every kernel of ``request``; raises BuildError naming each that failed."""
+    version(DSL), version(NVDISASM)
+    jobs = plan_jobs(request.linears, request.archs)
+    # The slow compiles first, so that the last ones to finish are short.
+    slow_first = sorted(jobs, key=lambda job: (job.config.n == 0, job.file))
+    results = Compiler(cache, workers, force).run(slow_first, Progress(len(jobs)).done)
+    failures = []
+    for job, built in results.items():
+        try:
+            check(job, built, ptxas)
+        except BuildError as error:
+            failures.append(error)
+    raise_together(failures)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    start = time.monotonic()
+    try:
+        request = load_shapes(options.shapes, options.linear, options.arch)
+        results = build(
+            request, cache=options.cache, workers=options.jobs, force=options.force, ptxas=options.ptxas
+        )
+        write_folder(options.out, results, manifest(results, options.ptxas), tuple(options.keep))
+    except RingFP4Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written", file=sys.stderr)
+        return 130
+    print(built_table(results))
+    size = sum(len(built.image) for built in results.values())
+    seconds = time.monotonic() - start
+    print(f"{len(results)} kernels, {size:,} bytes, in {options.out}; {seconds:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
