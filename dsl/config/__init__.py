@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import TILES, GemmConfig
+from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
@@ -24,13 +25,12 @@ class Linear:
 
 def plan(linear: Linear, arch: str) -> list[KernelConfig]:
     """Every kernel of ``linear`` on ``arch``. ConfigError for a tile that no kernel has."""
-    return [_gemm(linear, tile) for tile in linear.tiles]
+    gemms = [_gemm(linear, tile) for tile in linear.tiles]
+    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *gemms]
 
 
 def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
     if tile[:2] not in TILES or tile[2] != 128:
         known = ", ".join(f"{m}x{n}x128" for m, n in TILES)
-        raise ConfigError(
-            f"tile {'x'.join(map(str, tile))} does not exist", expected=known, remedy=f"use one of {known}"
-        )
+        raise ConfigError(f"no kernel has tile {'x'.join(map(str, tile))}", remedy=f"use one of {known}")
     return GemmConfig.with_tile(linear.n, linear.k, *tile[:2])
