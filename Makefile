@@ -1,0 +1,66 @@
+# `make demo` and `make test` are all a newcomer needs; both work without a GPU.
+PYTHON ?= python3
+# The development environment's torch is pinned; users may bring any that pyproject.toml admits.
+TORCH ?= torch==2.13.0
+
+PY := .venv/bin/python
+CUBINS := runtime/cubins
+CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/fake_driver/*.cpp)
+
+.PHONY: demo test lint format cubins wheels verify-wheels bench gpu-test clean
+
+demo: cubins
+	$(PY) -m ringfp4.demo
+
+test: .venv/installed
+	$(PY) -m pytest
+
+lint: .venv/installed build/import_root/ringfp4
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: .venv/installed
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	.venv/bin/clang-format -i $(CXX_FILES)
+
+# The builder itself skips what has not changed, and prints the table in any case.
+cubins: .venv/installed
+	$(PY) -m ringfp4.build_cubins --shapes shapes/h3.toml --arch sm_121a sm_120f --out $(CUBINS)
+
+wheels: .venv/wheel-tools
+	wheels/build.sh $(PY)
+
+verify-wheels: .venv/wheel-tools
+	wheels/verify.sh $(PY)
+
+bench: cubins
+	$(PY) -m bench
+
+gpu-test: .venv/installed
+	$(PY) -m pytest -m gpu tests/gpu
+
+clean:
+	rm -rf .venv build $(CUBINS)
+
+.venv/created:
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet $(TORCH)
+	touch $@
+
+# An editable install: Python files are used where they stand, the extension module is compiled.
+.venv/installed: .venv/created pyproject.toml CMakeLists.txt $(wildcard runtime/src/* package/*.py)
+	$(PY) -m pip install --quiet --editable '.[build,comfy,test,lint]'
+	touch $@
+
+# The layout of an installed package, for mypy: it does not follow the hook of an editable install.
+build/import_root/ringfp4: $(wildcard package/*.py)
+	mkdir -p $@
+	ln -sfn $(addprefix $(CURDIR)/,dsl build_cubins runtime validate $(wildcard package/*.py)) $@
+	touch $@
+
+.venv/wheel-tools: .venv/installed
+	$(PY) -m pip install --quiet '.[wheels]'
+	touch $@
