@@ -1,0 +1,103 @@
+"""Types of the extension module: what C++ takes and gives. See src/bindings.cpp."""
+
+from collections.abc import Sequence as Seq
+
+BUFFERS: tuple[str, ...]
+SYMBOLS: tuple[str, ...]
+STATE_BYTES: int
+SCALE_OFFSET: int
+COUNTER_BYTES: int
+
+class Driver:
+    def __init__(self, path: str) -> None: ...
+    @property
+    def version(self) -> int: ...
+    def device_count(self) -> int: ...
+
+class Device:
+    def __init__(self, driver: Driver, ordinal: int) -> None: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def capability(self) -> tuple[int, int]: ...
+    @property
+    def sms(self) -> int: ...
+
+class Context:
+    def __init__(self, device: Device) -> None: ...
+    def capturing(self, stream: int) -> bool: ...
+    @property
+    def status(self) -> tuple[int, int, int, int]: ...
+
+class Param:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        dtype: str,
+        dims: Seq[int | str],
+        strides: Seq[int],
+        box: Seq[int],
+        swizzle: int,
+        size: int,
+    ) -> None: ...
+
+class Kernel:
+    def __init__(
+        self,
+        context: Context,
+        image: bytes,
+        name: str,
+        entry: str,
+        threads: int,
+        smem_bytes: int,
+        cluster: tuple[int, int, int],
+        cooperative: bool,
+        grid: tuple[int, int, int],
+        params: Seq[Param],
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    def ctas(self, m: int) -> int: ...
+
+class Ring:
+    def __init__(self, context: Context, data_bytes: int, stream: int) -> None: ...
+    @property
+    def data_bytes(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def data(self) -> int: ...
+    @property
+    def state(self) -> int: ...
+
+class Sequence:
+    def __init__(
+        self,
+        reduce: Seq[Kernel],
+        whole: Seq[Kernel],
+        each_chunk: Seq[Kernel],
+        capacity_rows: int,
+        q_row_bytes: int,
+        y_row_bytes: int,
+    ) -> None: ...
+    def run(
+        self,
+        ring: Ring | None,
+        stream: int,
+        m: int,
+        x_stride: int,
+        rule: int,
+        x: int,
+        scale: int,
+        w: int,
+        w_sf: int,
+        w_scale: int,
+        bias: int,
+        y: int,
+        packed: int,
+        slots: int,
+        state: int,
+    ) -> None: ...
