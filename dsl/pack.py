@@ -1,0 +1,135 @@
+"""Quantise rows of a BF16 activation to NVFP4 with a tensor scale from device memory.
+
+One kernel, two outputs: packed E2M1 and swizzled E4M3 block scales for sm_12x, or the same values
+in BF16 for machines that multiply in BF16. The arithmetic is nvfp4.py's.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+from ringfp4.dsl import nvfp4
+from ringfp4.dsl.config.quantise import BLOCK, GROUP_COLUMNS, ROW_GROUP, TILE_ROWS, PackConfig
+
+LANES_PER_ROW = GROUP_COLUMNS // BLOCK  # in a piece: a row's block scales make one word
+GROUPS = TILE_ROWS // ROW_GROUP
+
+
+class Pack:
+    def __init__(self, config: PackConfig):
+        self.config = config
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,
+        x_stride: Int64,
+        m: Int32,
+        scale: cute.Pointer,
+        q: cute.Pointer,
+        sf: cute.Pointer | None,
+        ctas: Int32,
+    ):
+        self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.kernel(x, x_stride, m, scale, q, sf).launch(grid=(ctas, 1, 1), block=(self.config.threads, 1, 1))
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Pointer,
+        x_stride: Int64,
+        m: Int32,
+        scale: cute.Pointer,
+        q: cute.Pointer,
+        sf: cute.Pointer | None,
+    ):
+        config = self.config
+        k_blocks, pieces, ctas_per_group = config.k // BLOCK, config.pieces, config.ctas_per_group
+        whole = k_blocks == ctas_per_group * config.warps * pieces * LANES_PER_ROW
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        cta, _, _ = cute.arch.block_idx()
+        group, tile = cta // ctas_per_group % GROUPS, cta // (ctas_per_group * GROUPS)
+        row_in_tile = group * ROW_GROUP // 4 + nvfp4.piece_row(lane)
+        row = tile * TILE_ROWS + row_in_tile
+        first_piece = (cta % ctas_per_group * config.warps + warp) * pieces
+
+        # (row, (value, block))
+        mX = cute.make_tensor(
+            x,
+            cute.make_layout((m, (BLOCK, k_blocks)), stride=(cute.assume(x_stride, divby=8), (1, BLOCK))),
+        )
+        # (value, piece); beyond the last row or block that one is read again
+        rX = cute.make_rmem_tensor((BLOCK, pieces), BFloat16)
+        for i in range_constexpr(pieces):
+            block = (first_piece + i) * LANES_PER_ROW + lane % LANES_PER_ROW
+            if const_expr(not whole):
+                block = cutlass.min(block, k_blocks - 1)
+            cute.autovec_copy(mX[cutlass.min(row, m - 1), (None, block)], rX[None, i])
+        # (word, piece)
+        words = cute.recast_tensor(rX, Uint32)
+        g = cute.make_tensor(scale, cute.make_layout(1))[0]
+        g_rcp = nvfp4.rcp(g)
+
+        for i in range_constexpr(pieces):
+            piece = first_piece + i
+            block = piece * LANES_PER_ROW + lane % LANES_PER_ROW
+            inside = row < m and (const_expr(whole) or block < k_blocks)
+            values = [words[w, i] for w in range(BLOCK // 2)]
+            if const_expr(config.output == "packed"):
+                *packed, scale_byte = nvfp4.quantise_block(values, g, g_rcp)
+                self.store_scales(sf, m, tile, row_in_tile, piece, scale_byte if inside else Uint32(0))
+            else:
+                packed = nvfp4.quantise_block_to_bf16(values, g, g_rcp)
+            if inside:
+                self.store_values(q, m, row, block, packed)
+
+    @cute.jit
+    def store_values(self, q: cute.Pointer, m: Int32, row: Int32, block: Int32, words: list[Uint32]):
+        """One thread's block: two words of E2M1, or eight of BF16 values."""
+        k_blocks, count = self.config.k // BLOCK, len(words)
+        # (row, (word, block))
+        mQ = cute.make_tensor(
+            q, cute.make_layout((m, (count, k_blocks)), stride=(count * k_blocks, (1, count)))
+        )
+        # (word)
+        rQ = cute.make_rmem_tensor(count, Uint32)
+        for w in range_constexpr(count):
+            rQ[w] = words[w]
+        cute.autovec_copy(rQ, mQ[row, (None, block)])
+
+    @cute.jit
+    def store_scales(
+        self, sf: cute.Pointer, m: Int32, tile: Int32, row_in_tile: Int32, piece: Int32, scale_byte: Uint32
+    ):
+        """Whole warp: 8 words, one a row, which together are a sector."""
+        k_pieces = -(-self.config.k // GROUP_COLUMNS)
+        word = nvfp4.gather_scales(scale_byte)
+        # ((row % 32, row / 32), word of four blocks, tile of 128 rows)
+        mSF = cute.make_tensor(
+            sf,
+            cute.make_layout(
+                ((32, 4), k_pieces, cute.ceil_div(m, TILE_ROWS)),
+                stride=((4, 1), TILE_ROWS, TILE_ROWS * k_pieces),
+            ),
+        )
+        if cute.arch.lane_idx() % LANES_PER_ROW == 0 and piece < k_pieces:
+            mSF[row_in_tile, piece, tile] = word
+
+
+def compile_kernel(config: PackConfig):
+    """Compile for the architecture in CUTE_DSL_ARCH; parameters as config.params()."""
+
+    def pointer(dtype, align):
+        return cute.runtime.make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
+
+    return cute.compile(
+        Pack(config),
+        pointer(BFloat16, 16),
+        Int64(config.k),
+        Int32(1),
+        pointer(Float32, 4),
+        pointer(Uint32, 16),
+        pointer(Uint32, 16) if config.output == "packed" else None,
+        Int32(1),
+    )
