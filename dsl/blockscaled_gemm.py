@@ -66,26 +66,17 @@ def coordinates(tensor):
 
 
 class BlockScaledGemm:
+    """The GEMM for one configuration; the persistent ring (ring_gemm.py) is made of the same parts."""
+
     def __init__(self, config: GemmConfig):
         self.config = config
         self.sf_tiler_a = (config.tile_m // SF_ROWS, config.k_blocks, SF_TILE_BYTES // 2)
         self.sf_tiler_b = (config.tile_n // SF_ROWS, config.k_blocks, SF_TILE_BYTES // 2)
 
-    @cute.jit
-    def __call__(
-        self,
-        mQ: cute.Tensor,
-        mW: cute.Tensor,
-        mSF: cute.Tensor,
-        mWSF: cute.Tensor,
-        mY: cute.Tensor,
-        mScale: cute.Tensor,
-        mWScale: cute.Tensor,
-        bias: cute.Pointer,
-        m: Int32,
-        grid: Int32,
-        stream,
-    ):
+    # Host side
+
+    def make_copies(self, mQ, mW, mSF, mWSF, mY):
+        """TMA atoms and coordinates of A, B, SFA, SFB and y, as the kernel takes them; sets Storage."""
         config = self.config
         lA, lB, lSFA, lSFB, lC = smem_layouts(config)
 
@@ -107,62 +98,66 @@ class BlockScaledGemm:
 
         self.storage = Storage
         assert Storage.size_in_bytes() == config.smem_bytes, (Storage.size_in_bytes(), config.smem_bytes)
+        return (a[0], coordinates(a[1])), b, (sfa[0], coordinates(sfa[1])), sfb, (y[0], coordinates(y[1]))
 
-        self.kernel.set_name_prefix(config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(
-            a[0],
-            coordinates(a[1]),
-            b[0],
-            b[1],
-            sfa[0],
-            coordinates(sfa[1]),
-            sfb[0],
-            sfb[1],
-            y[0],
-            coordinates(y[1]),
-            mScale,
-            mWScale,
-            bias,
-            m,
-        ).launch(grid=(grid, 1, 1), block=(config.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,
+        mW: cute.Tensor,
+        mSF: cute.Tensor,
+        mWSF: cute.Tensor,
+        mY: cute.Tensor,
+        mScale: cute.Tensor,
+        mWScale: cute.Tensor,
+        bias: cute.Pointer,
+        m: Int32,
+        grid: Int32,
+        stream,
+    ):
+        copies = self.make_copies(mQ, mW, mSF, mWSF, mY)
+        self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.kernel(copies, mScale, mWScale, bias, m).launch(
+            grid=(grid, 1, 1), block=(self.config.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+        )
+
+    # Device side
 
     def walk(self, m):
         """First output tile of this CTA, distance to its next one, m tiles and all tiles."""
         m_tiles = cute.ceil_div(m, self.config.tile_m)
         return cute.arch.block_idx()[0], cute.arch.grid_dim()[0], m_tiles, m_tiles * self.config.n_tiles
 
+    def make_shared(self):
+        """This CTA's (sA, sB, sSFA, sSFB), sC and barriers, not yet initialised."""
+        lA, lB, lSFA, lSFB, lC = smem_layouts(self.config)
+        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
+        operands = (
+            storage.sA.get_tensor(lA.outer, swizzle=lA.inner),
+            storage.sB.get_tensor(lB.outer, swizzle=lB.inner),
+            storage.sSFA.get_tensor(lSFA),
+            storage.sSFB.get_tensor(lSFB),
+        )
+        sC = storage.sC.get_tensor(lC.outer, swizzle=lC.inner)
+        return operands, sC, Barriers(self.config, storage.barriers.data_ptr())
+
+    def make_producer(self, copies, operands, barriers) -> Producer:
+        config, (a, b, sfa, sfb, _), (sA, sB, sSFA, sSFB) = self.config, copies, operands
+        rows_a, rows_b = (config.tile_m, config.row_bytes), (config.tile_n, config.row_bytes)
+        return Producer(
+            config,
+            barriers,
+            (TmaLoad.make(*a, sA, rows_a), TmaLoad.make(*sfa, sSFA, self.sf_tiler_a)),
+            (TmaLoad.make(*b, sB, rows_b), TmaLoad.make(*sfb, sSFB, self.sf_tiler_b)),
+        )
+
     @cute.kernel
-    def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        mB: cute.Tensor,
-        tma_sfa: cute.CopyAtom,
-        mSFA: cute.Tensor,
-        tma_sfb: cute.CopyAtom,
-        mSFB: cute.Tensor,
-        tma_y: cute.CopyAtom,
-        mY: cute.Tensor,
-        mScale: cute.Tensor,
-        mWScale: cute.Tensor,
-        bias: cute.Pointer,
-        m: Int32,
-    ):
+    def kernel(self, copies: tuple, mScale: cute.Tensor, mWScale: cute.Tensor, bias: cute.Pointer, m: Int32):
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = thread % 32
-
-        lA, lB, lSFA, lSFB, lC = smem_layouts(config)
-        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
-        sA = storage.sA.get_tensor(lA.outer, swizzle=lA.inner)
-        sB = storage.sB.get_tensor(lB.outer, swizzle=lB.inner)
-        sC = storage.sC.get_tensor(lC.outer, swizzle=lC.inner)
-        sSFA = storage.sSFA.get_tensor(lSFA)
-        sSFB = storage.sSFB.get_tensor(lSFB)
-
-        barriers = Barriers(config, storage.barriers.data_ptr())
+        operands, sC, barriers = self.make_shared()
         if thread == 0:
             barriers.init()
         cute.arch.sync_threads()
@@ -171,14 +166,7 @@ class BlockScaledGemm:
         if warp >= config.mma_warps:
             cute.arch.setmaxregister_decrease(config.producer_registers)
             if warp == config.mma_warps:
-                rows_a = (config.tile_m, config.row_bytes)
-                rows_b = (config.tile_n, config.row_bytes)
-                producer = Producer(
-                    config,
-                    barriers,
-                    (TmaLoad.make(tma_a, mA, sA, rows_a), TmaLoad.make(tma_sfa, mSFA, sSFA, self.sf_tiler_a)),
-                    (TmaLoad.make(tma_b, mB, sB, rows_b), TmaLoad.make(tma_sfb, mSFB, sSFB, self.sf_tiler_b)),
-                )
+                producer = self.make_producer(copies, operands, barriers)
                 state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages)
                 tile, step, m_tiles, tiles = self.walk(m)
                 while tile < tiles:
@@ -187,8 +175,8 @@ class BlockScaledGemm:
                     tile += step
         else:
             cute.arch.setmaxregister_increase(config.mma_registers)
-            consumer = Consumer.make(config, barriers, sA, sB, sSFA, sSFB, warp, lane)
-            epilogue = Epilogue.make(config, tma_y, mY, sC, bias, warp, lane)
+            consumer = Consumer.make(config, barriers, *operands, warp, lane)
+            epilogue = Epilogue.make(config, *copies[4], sC, bias, warp, lane)
             alpha = read_alpha(mScale, mWScale)
             acc = consumer.make_accumulators()
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, config.stages)
