@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-
 from ringfp4.errors import InputError
 
 BLOCK = 16  # consecutive columns that share one block scale
