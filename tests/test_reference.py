@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import cases
 import pytest
 import torch
 from ringfp4.errors import InputError
@@ -181,3 +183,39 @@ def test_alpha_is_applied_before_the_only_rounding() -> None:
     acc, scale = torch.tensor([257.0]), torch.tensor(1.97)
     late = (acc.bfloat16().float() * scale).bfloat16()
     assert reference.finish(acc, scale, torch.tensor(1.0)) == (acc * scale).bfloat16() != late
+
+
+@pytest.mark.parametrize("make", cases.EXACT)
+def test_exact_cases_pack_to_what_they_were_built_from(make: Callable[..., cases.Linear]) -> None:
+    case = make(131, 24, 160)
+    for ours, wanted in zip(reference.quantise(case.x, case.scale), case.packed, strict=True):
+        assert torch.equal(ours, wanted)
+    assert case.mismatches(reference.linear(case.x, case.weight, scale=case.scale)) == 0
+
+
+@pytest.mark.parametrize("make", cases.EXACT)
+def test_exact_cases_do_not_depend_on_the_order_of_float32_sums(make: Callable[..., cases.Linear]) -> None:
+    case = make(40, 16, 992)
+    a, w = (reference.decode(cases.pack_codes(c), s) for c, s in ((case.a, case.a_sf), (case.w, case.w_sf)))
+    for permutation in (torch.arange(992), torch.randperm(992, generator=torch.Generator().manual_seed(7))):
+        acc = torch.zeros(40, 16)
+        for k in permutation.tolist():
+            acc += a[:, k : k + 1] * w[:, k]
+        assert case.mismatches(reference.finish(acc, case.scale, case.weight.tensor_scale)) == 0
+
+
+@pytest.mark.parametrize("make", cases.EXACT)
+def test_exact_cases_notice_one_wrong_scale(make: Callable[..., cases.Linear]) -> None:
+    case = make(33, 16, 64)
+    y = reference.linear(case.x, case.weight, scale=case.scale)
+    used = case.a_sf.flatten().nonzero()[0]
+    case.a_sf.view(-1)[used] += 1
+    assert case.mismatches(y) > 0
+
+
+def test_random_case_is_within_its_bound_and_the_bound_can_fail() -> None:
+    case = cases.random(9, 16, 512)
+    y = reference.linear((case.x), case.weight, scale=case.scale)
+    assert case.excess(y) <= cases.ACCUMULATED
+    y[3, 5] *= 1.02
+    assert case.excess(y) > cases.ACCUMULATED
