@@ -52,22 +52,11 @@ class Absmax:
         amax_state: cute.Pointer,
         scale: cute.Pointer,
     ):
-        warps, vectors = self.config.warps, self.config.k // VECTOR
+        warps = self.config.warps
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-
-        # (row, (value, vector))
-        mX = cute.make_tensor(
-            x,
-            cute.make_layout(
-                (m, (VECTOR, vectors)), stride=(cute.assume(x_stride, divby=VECTOR), (1, VECTOR))
-            ),
-        )
-        amax = Uint32(0)
-        for row in cutlass.range(cta * warps + warp, m, ctas * warps, unroll=1):
-            amax = self.row_amax(mX[row, (None, None)], lane, amax)
-        amax = cute.arch.warp_redux_sync(_max_u16x2(amax, amax >> 16) & 0x7FFF, "max")
+        amax = self.rows_amax(x, x_stride, m, cta * warps + warp, ctas * warps)
 
         # (warp)
         sAmax = cutlass.utils.SmemAllocator().allocate_tensor(Uint32, cute.make_layout(warps))
@@ -79,6 +68,22 @@ class Absmax:
             amax = cute.arch.warp_redux_sync(amax, "max")
             if lane == 0:
                 self.arrive(amax, ctas, rule, amax_state, scale)
+
+    @cute.jit
+    def rows_amax(self, x: cute.Pointer, x_stride: Int64, m: Int32, first: Int32, step: Int32) -> Uint32:
+        """Whole warp: the maximum magnitude in rows first, first + step, ... of x, as a BF16 pattern."""
+        vectors, lane = self.config.k // VECTOR, cute.arch.lane_idx()
+        # (row, (value, vector))
+        mX = cute.make_tensor(
+            x,
+            cute.make_layout(
+                (m, (VECTOR, vectors)), stride=(cute.assume(x_stride, divby=VECTOR), (1, VECTOR))
+            ),
+        )
+        amax = Uint32(0)
+        for row in cutlass.range(first, m, step, unroll=1):
+            amax = self.row_amax(mX[row, (None, None)], lane, amax)
+        return cute.arch.warp_redux_sync(_max_u16x2(amax, amax >> 16) & 0x7FFF, "max")
 
     @cute.jit
     def row_amax(self, gX: cute.Tensor, lane: Int32, amax: Uint32) -> Uint32:

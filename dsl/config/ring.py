@@ -1,0 +1,92 @@
+"""Configurations of the persistent launch that packs into a ring and multiplies (docs/ring.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from ringfp4.dsl.config.base import Param, SassRules, ceil_div
+from ringfp4.dsl.config.gemm import SF_ROWS, WARPGROUP_WARPS, GemmConfig
+from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP
+from ringfp4.dsl.ring_order import RingOrder
+
+K_CHUNKS = 7  # divides the K tiles of every H3 role; enough for the first loads to start early
+FIRST_WAVE = 48  # CTAs that the first group should occupy: the SMs of a GB10
+PACKING_WARPS = WARPGROUP_WARPS - 1  # the producer warpgroup without its loader
+# A poll takes about 0.5 us with its sleep, so this is some seconds; other work may hold SMs for long.
+POLL_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class RingGemmConfig(GemmConfig):
+    """GemmConfig with its activation quantised on the way, through a ring of ``slots`` m tiles."""
+
+    kind: ClassVar[str] = "ring_gemm"
+    module: ClassVar[str] = "ringfp4.dsl.ring_gemm"
+
+    slots: int = 32
+    first: int = 1  # m tiles of the first group
+    k_chunks: int = K_CHUNKS
+    pieces: int = 2  # of 64 columns that a packing warp holds in registers
+    maximum_loads: int = 4  # 16-byte loads a thread has in flight while it looks for the maximum
+    poll_limit: int = POLL_LIMIT
+    jitter: bool = False  # random delays in the protocol, for tests
+    producer_registers: int = 72
+    mma_registers: int = field(default=216)
+
+    @classmethod
+    def for_linear(cls, n: int, k: int, group: int = 16, jitter: bool = False) -> RingGemmConfig:
+        """Groups of ``group`` m tiles and a ring of two of them: one in use, one being packed."""
+        config = cls(features=n, k=k, group=group, slots=2 * group, jitter=jitter)
+        chunks = K_CHUNKS if config.k_tiles % K_CHUNKS == 0 else 1
+        return replace(config, first=min(ceil_div(FIRST_WAVE, config.n_tiles), group), k_chunks=chunks)
+
+    @property
+    def name(self) -> str:
+        variant = f"_g{self.group}_s{self.slots}" + ("_jitter" if self.jitter else "")
+        return super().name + variant
+
+    @property
+    def order(self) -> RingOrder:
+        units = self.tile_m // ROW_GROUP
+        return RingOrder(self.tile_m, units, self.n_tiles, self.k_chunks, self.slots, self.group, self.first)
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows of packed activation that the ring must hold."""
+        return self.slots * self.tile_m
+
+    @property
+    def chunk_columns(self) -> int:
+        return self.k // self.k_chunks
+
+    def params(self) -> tuple[Param, ...]:
+        """GemmConfig's, whose q and sf are the ring, and what packing and the protocol need.
+
+        ``rule`` below zero: the tensor scale is given in ``scale``; otherwise the launch finds it in
+        x by that rule and writes it there. ``counters``: i32, RingOrder.counters of them, zero
+        between launches. ``status``: u32[4] in host memory, written before a trap.
+        """
+        ring = {"m": self.ring_rows, "m_blocks": self.ring_rows // SF_ROWS}
+        maps = [
+            replace(p, dims=tuple(ring.get(d, d) for d in p.dims)) if p.name in ("q", "sf") else p
+            for p in super().params()
+        ]
+        names = ("x", "q", "sf", "counters", "status")
+        pointers = [Param(name, "pointer") for name in names]
+        return (*maps, *pointers, Param("x_stride", "i64"), Param("rule", "i32"))
+
+    def sass_rules(self, arch: str) -> SassRules:
+        return super().sass_rules(arch)
+
+    def problems(self, arch: str) -> list[str]:
+        found = self.order.problems()
+        if self.k % GROUP_COLUMNS:
+            found.append(f"K = {self.k} is not a multiple of {GROUP_COLUMNS}, which a warp packs together")
+        if self.k_tiles % self.k_chunks or (self.k_chunks > 1 and self.k % self.tile_k):
+            found.append(f"{self.k_chunks} K chunks do not divide {self.k / self.tile_k:g} K tiles")
+        if self.producer_warps != WARPGROUP_WARPS:
+            found.append(
+                f"{self.producer_warps} producer warps, a loader and {PACKING_WARPS} packers are needed"
+            )
+        return [f"{self.name}: {text}" for text in found] + super().problems(arch)
