@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import TILES, GemmConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
+from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
+RING_GROUPS = (16, 8)  # m tiles of a group, a variant each; the first is the default
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Linear:
 def plan(linear: Linear, arch: str) -> list[KernelConfig]:
     """Every kernel of ``linear`` on ``arch``. ConfigError for a tile that no kernel has."""
     gemms = [_gemm(linear, tile) for tile in linear.tiles]
-    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *gemms]
+    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *gemms, *_rings(linear, arch)]
 
 
 def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
@@ -34,3 +36,9 @@ def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
         known = ", ".join(f"{m}x{n}x128" for m, n in TILES)
         raise ConfigError(f"no kernel has tile {'x'.join(map(str, tile))}", remedy=f"use one of {known}")
     return GemmConfig.with_tile(linear.n, linear.k, *tile[:2])
+
+
+def _rings(linear: Linear, arch: str) -> list[KernelConfig]:
+    """The fused kernels; a linear that they do not suit has the other schedules only."""
+    rings = [RingGemmConfig.for_linear(linear.n, linear.k, group=group) for group in RING_GROUPS]
+    return [config for config in rings if not config.problems(arch)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ringfp4.dsl.config.base import Param, SassRules, ceil_div
+from ringfp4.dsl.config.base import Param, ceil_div
 from ringfp4.dsl.config.gemm import SF_ROWS, WARPGROUP_WARPS, GemmConfig
-from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP
+from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP, TILE_ROWS
 from ringfp4.dsl.ring_order import RingOrder
 
 K_CHUNKS = 7  # divides the K tiles of every H3 role; enough for the first loads to start early
@@ -32,13 +32,17 @@ class RingGemmConfig(GemmConfig):
     poll_limit: int = POLL_LIMIT
     jitter: bool = False  # random delays in the protocol, for tests
     producer_registers: int = 72
-    mma_registers: int = field(default=216)
+    mma_registers: int = 216
 
     @classmethod
-    def for_linear(cls, n: int, k: int, group: int = 16, jitter: bool = False) -> RingGemmConfig:
+    def for_linear(
+        cls, n: int, k: int, tile_m: int = 128, tile_n: int = 128, group: int = 16, jitter: bool = False
+    ) -> RingGemmConfig:
         """Groups of ``group`` m tiles and a ring of two of them: one in use, one being packed."""
-        config = cls(features=n, k=k, group=group, slots=2 * group, jitter=jitter)
-        chunks = K_CHUNKS if config.k_tiles % K_CHUNKS == 0 else 1
+        config = replace(
+            cls.with_tile(n, k, tile_m, tile_n), group=group, slots=2 * group, k_chunks=1, jitter=jitter
+        )
+        chunks = K_CHUNKS if k % (K_CHUNKS * config.tile_k) == 0 else 1
         return replace(config, first=min(ceil_div(FIRST_WAVE, config.n_tiles), group), k_chunks=chunks)
 
     @property
@@ -76,15 +80,16 @@ class RingGemmConfig(GemmConfig):
         pointers = [Param(name, "pointer") for name in names]
         return (*maps, *pointers, Param("x_stride", "i64"), Param("rule", "i32"))
 
-    def sass_rules(self, arch: str) -> SassRules:
-        return super().sass_rules(arch)
-
     def problems(self, arch: str) -> list[str]:
         found = self.order.problems()
-        if self.k % GROUP_COLUMNS:
-            found.append(f"K = {self.k} is not a multiple of {GROUP_COLUMNS}, which a warp packs together")
         if self.k_tiles % self.k_chunks or (self.k_chunks > 1 and self.k % self.tile_k):
             found.append(f"{self.k_chunks} K chunks do not divide {self.k / self.tile_k:g} K tiles")
+        if self.tile_m != TILE_ROWS:
+            found.append(f"tile_m = {self.tile_m}, packing needs {TILE_ROWS}: one tile of block scales")
+        if self.chunk_columns % (self.pieces * GROUP_COLUMNS):
+            found.append(
+                f"{self.pieces} pieces of {GROUP_COLUMNS} columns do not divide a chunk of {self.chunk_columns}"
+            )
         if self.producer_warps != WARPGROUP_WARPS:
             found.append(
                 f"{self.producer_warps} producer warps, a loader and {PACKING_WARPS} packers are needed"
