@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringfp4.build_cubins.checks import check
-from ringfp4.build_cubins.compiler import Built, Compiler, default_cache, raise_together
+from ringfp4.build_cubins.checks import PTXAS, refusal
+from ringfp4.build_cubins.compiler import Built, Compiler, default_cache, raise_failed
 from ringfp4.build_cubins.job import Job, plan_jobs
 from ringfp4.build_cubins.manifest import KEEP, manifest, write_folder
 from ringfp4.build_cubins.report import Progress, built_table
 from ringfp4.build_cubins.shapes import Request, load_shapes, shipped_names
+from ringfp4.build_cubins.sources import source_hash
 from ringfp4.build_cubins.tools import DSL, NVDISASM, version
 from ringfp4.errors import BuildError, RingFP4Error
 
@@ -40,7 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--keep", nargs="+", default=[], choices=KEEP, help="also write these listings beside the cubins"
     )
-    parser.add_argument("--ptxas", default="12.9", help="assembler release to insist on; default 12.9")
+    parser.add_argument("--ptxas", default=PTXAS, help=f"assembler release to insist on; default {PTXAS}")
     parsed = parser.parse_args(arguments)
     if parsed.jobs < 1:
         parser.error("--jobs must be at least 1")
@@ -51,23 +52,19 @@ def build(
     request: Request,
     *,
     cache: Path | None,
-    workers: int = os.cpu_count() or 1,
+    threads: int = os.cpu_count() or 1,
     force: bool = False,
-    ptxas: str = "12.9",
+    ptxas: str = PTXAS,
 ) -> dict[Job, Built]:
     """Compile and check every kernel of ``request``; raises BuildError naming each that failed."""
     version(DSL), version(NVDISASM)
     jobs = plan_jobs(request.linears, request.archs)
-    # The slow compiles first, so that the last ones to finish are short.
-    slow_first = sorted(jobs, key=lambda job: (job.config.n == 0, job.file))
-    results = Compiler(cache, workers, force).run(slow_first, Progress(len(jobs)).done)
-    failures = []
-    for job, built in results.items():
-        try:
-            check(job, built, ptxas)
-        except BuildError as error:
-            failures.append(error)
-    raise_together(failures)
+    # A worker is for one architecture; within it the slow compiles first, so that the last are short.
+    order = sorted(jobs, key=lambda job: (job.arch, job.config.n == 0, job.file))
+    results, failures = Compiler(cache, threads, force).run(order, Progress(len(jobs)).done)
+    refusals = {job: refusal(job, built, ptxas) for job, built in results.items()}
+    failures |= {job: f"must not ship: {why}" for job, why in refusals.items() if why}
+    raise_failed(failures)
     return results
 
 
@@ -75,11 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     start = time.monotonic()
     try:
+        sources = source_hash()
         request = load_shapes(options.shapes, options.linear, options.arch)
         results = build(
-            request, cache=options.cache, workers=options.jobs, force=options.force, ptxas=options.ptxas
+            request, cache=options.cache, threads=options.jobs, force=options.force, ptxas=options.ptxas
         )
-        write_folder(options.out, results, manifest(results, options.ptxas), tuple(options.keep))
+        if source_hash() != sources:
+            raise BuildError("the sources changed during the build", remedy="run it again")
+        write_folder(options.out, results, manifest(results, sources, options.ptxas), tuple(options.keep))
     except RingFP4Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

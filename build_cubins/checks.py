@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from ringfp4.build_cubins.compiler import Built
 from ringfp4.build_cubins.job import ELF_ARCH, Job
 from ringfp4.dsl.config.base import REGISTERS_PER_SM, SMEM_BYTES, Param, ceil_div
-from ringfp4.errors import BuildError
 
+PTXAS = "12.9"  # of the DSL's default flavour
 PTX_ISA = {"12.9": "8.8", "13.0": "9.0", "13.1": "9.1", "13.2": "9.2", "13.3": "9.3", "13.4": "9.4"}
 MAX_BARRIERS = 16
 _PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i32": 4, "i64": 8}
@@ -18,17 +18,15 @@ _WARPGROUP = 128  # threads; setmaxnreg is for whole warpgroups
 Problem = tuple[str, object, object]  # what, expected, got
 
 
-def check(job: Job, built: Built, ptxas: str = "12.9") -> None:
-    """BuildError listing everything wrong with ``built``. ``ptxas``: the release it must be from."""
+def refusal(job: Job, built: Built, ptxas: str = PTXAS) -> str:
+    """Everything wrong with ``built``, "" if it may ship. ``ptxas``: the release it must be from."""
     found = [
         problem
         for rule in (_identity, _interface, _memory, _registers, _instructions)
         for problem in rule(job, built)
     ]
-    found += _assembler(job, built, ptxas)
-    if found:
-        lines = "; ".join(f"{what}: expected {expected}, got {got}" for what, expected, got in found)
-        raise BuildError(f"{job.label} must not ship: {lines}")
+    found += _assembler(built, ptxas)
+    return "; ".join(f"{what}: expected {expected}, got {got}" for what, expected, got in found)
 
 
 def param_bytes(param: Param) -> int:
@@ -108,7 +106,7 @@ def _instructions(job: Job, built: Built) -> Iterator[Problem]:
             yield "waits for wgmma (serialised)", f"at most {rules.max_wgmma_waits}", waits
 
 
-def _assembler(job: Job, built: Built, ptxas: str) -> Iterator[Problem]:
+def _assembler(built: Built, ptxas: str) -> Iterator[Problem]:
     """The DSL comes in flavours with different assemblers, and picks one by itself."""
     remedy = "(uninstall the other flavour of nvidia-cutlass-dsl-libs, or pass --ptxas)"
     if built.elf.ptxas and not built.elf.ptxas.startswith(f"{ptxas}."):

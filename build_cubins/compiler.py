@@ -1,16 +1,18 @@
-"""Runs workers, several at a time, and keeps what they made in a cache of files."""
+"""Compiles jobs, several at a time, and keeps the results in a cache of files."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,96 +52,137 @@ def default_cache() -> Path:
 
 
 class Compiler:
-    """Compiles jobs, ``workers`` at a time. ``cache`` None keeps nothing between runs.
+    """Compiles jobs, ``threads`` at a time. ``cache`` None keeps nothing between runs.
 
     ``force`` compiles even what the cache has, and puts the new result there.
     """
 
-    def __init__(self, cache: Path | None, workers: int, force: bool = False) -> None:
-        self.cache, self.workers, self.force = cache, workers, force
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = threading.Event()
+    def __init__(self, cache: Path | None, threads: int, force: bool = False) -> None:
+        self.cache, self.threads, self.force = cache, threads, force
+        self._workers: list[_Worker] = []
+        self._own = threading.local()  # a thread's worker
 
-    def run(self, jobs: Sequence[Job], done: Callable[[Job, bool], None]) -> dict[Job, Built]:
-        """``done(job, cached)`` is called as each finishes. BuildError names every failed job."""
+    def run(
+        self, jobs: Sequence[Job], done: Callable[[Job, bool], None]
+    ) -> tuple[dict[Job, Built], dict[Job, str]]:
+        """What was built, and why the others were not. ``done(job, cached)`` marks each one's end."""
         results: dict[Job, Built] = {}
-        failures: list[BuildError] = []
-        with ThreadPoolExecutor(self.workers) as pool:
+        failures: dict[Job, str] = {}
+        pool = ThreadPoolExecutor(self.threads)
+        try:
             futures = {pool.submit(self._get, job): job for job in jobs}
-            try:
-                for future in as_completed(futures):
-                    job = futures[future]
-                    try:
-                        results[job], cached = future.result()
-                        done(job, cached)
-                    except BuildError as error:
-                        failures.append(error)
-            except BaseException:
-                self._stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-        raise_together(failures)
-        return results
+            for future in as_completed(futures):
+                job, cached = futures[future], False
+                try:
+                    results[job], cached = future.result()
+                except BuildError as error:
+                    failures[job] = str(error)
+                done(job, cached)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._stop()  # after an interrupt threads wait for their workers
+            pool.shutdown()
+            self._stop()  # what a thread started meanwhile
+        return results, failures
 
     def _get(self, job: Job) -> tuple[Built, bool]:
-        file = self.cache / f"{job.key()}.json" if self.cache else None
-        if file and not self.force and (built := _load(file)):
-            return built, True
-        return self._compile(job, file), False
+        if self.cache is None:
+            return _decode(self._compile(job)), False
+        key = job.key()
+        file = self.cache / f"{key}.json"
+        if not self.force and file.exists():
+            # A damaged entry is compiled again.
+            with contextlib.suppress(BuildError):
+                return _decode(file.read_bytes()), True
+        output = self._compile(job)
+        built = _decode(output)
+        if job.key() == key:  # else the sources were edited meanwhile
+            write_atomically(file, output)
+        return built, False
 
-    def _compile(self, job: Job, keep: Path | None) -> Built:
-        with tempfile.TemporaryDirectory(prefix="ringfp4-") as folder:
-            out = Path(folder) / "built.json"
-            # Settings of the DSL (line tables, optimisation) would change the bytes.
-            environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")}
-            command = [sys.executable, "-P", "-m", "ringfp4.build_cubins.worker", str(out)]
-            task = pickle.dumps((kernel_module(job.config), job.config, DSL_ARCH[job.arch], job.arch == "twin"))
-            if self._stopped.is_set():
-                raise BuildError(f"{job.label} was not compiled: the build was interrupted")
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            self._running.add(process)
-            output, _ = process.communicate(task)
-            self._running.discard(process)
-            built = _load(out)
-            if process.returncode or built is None:
-                tail = "\n".join(output.decode(errors="replace").splitlines()[-25:])
-                raise BuildError(f"{job.label} did not compile; exit status {process.returncode}\n{tail}")
-            if keep:
-                write_atomically(keep, out.read_bytes())
-            return built
+    def _compile(self, job: Job) -> bytes:
+        arch = DSL_ARCH[job.arch]
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is None or worker.arch != arch:
+            self._own.worker = worker = _Worker(arch)
+            self._workers.append(worker)
+        return worker.compile(kernel_module(job.config), job.config, job.arch == "twin")
 
     def _stop(self) -> None:
-        self._stopped.set()
-        for process in list(self._running):
-            process.kill()
+        while self._workers:
+            self._workers.pop().stop()
 
 
-def raise_together(failures: Sequence[BuildError]) -> None:
-    if len(failures) == 1:
-        raise failures[0]
-    if failures:
-        text = "\n".join(str(failure) for failure in sorted(failures, key=str))
-        raise BuildError(f"{len(failures)} kernels failed:\n{text}")
+class _Worker:
+    """A worker process (worker.py) and its temporary folder."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self._folder = tempfile.TemporaryDirectory(prefix="ringfp4-", ignore_cleanup_errors=True)
+        self._log = Path(self._folder.name) / "log"
+        # Settings of the DSL (line tables, optimisation) would change the bytes.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ringfp4.build_cubins.worker", arch, self._folder.name],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # so that stop() reaches its children too
+            )
+
+    def compile(self, *task: object) -> bytes:
+        """built.json of a task; BuildError with the end of what was printed if it failed."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with tempfile.TemporaryDirectory(dir=self._folder.name, ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / "task.pickle").write_bytes(pickle.dumps(task))
+            try:
+                self._process.stdin.write(f"{folder}\n")
+                self._process.stdin.flush()
+                status = self._process.stdout.readline().strip()
+            except OSError:
+                status = ""
+            if status == "0":
+                return (folder / "built.json").read_bytes()
+            log = folder / "log" if status else self._log
+            tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-25:])
+            raise BuildError(f"did not compile, exit status {status or 'of the worker unknown'}\n{tail}")
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def raise_failed(failures: Mapping[Job, str]) -> None:
+    """BuildError naming every failed job, each reason once; nothing if there is none."""
+    if not failures:
+        return
+    labels: dict[str, list[str]] = {}
+    for job in sorted(failures, key=lambda job: job.file):
+        labels.setdefault(failures[job], []).append(job.label)
+    reasons = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
+    raise BuildError(f"{len(failures)} kernel(s) failed, nothing was written\n{reasons}")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def _load(file: Path) -> Built | None:
-    """A worker's output; None if there is none or it is damaged."""
+    file = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        parts = json.loads(file.read_bytes())
+        file.write_bytes(content)
+        os.replace(file, path)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _decode(output: bytes) -> Built:
+    try:
+        parts = json.loads(output)
         return Built(parts["ptx"], base64.b64decode(parts["cubin"]), parts["listing"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BuildError("unreadable output of the compile", got=repr(error)) from error

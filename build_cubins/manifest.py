@@ -15,7 +15,6 @@ import ringfp4
 from ringfp4.build_cubins.compiler import Built
 from ringfp4.build_cubins.job import Job
 from ringfp4.build_cubins.sass import TENSOR
-from ringfp4.build_cubins.sources import source_hash
 from ringfp4.build_cubins.tools import DSL, version
 from ringfp4.errors import BuildError
 
@@ -24,15 +23,18 @@ MANIFEST = "manifest.json"
 KEEP = ("ptx", "sass")  # what may be written beside the cubins for reading
 
 
-def manifest(results: Mapping[Job, Built], ptxas: str) -> dict[str, Any]:
-    """The manifest of ``results``; ``ptxas`` names the assembler where an ELF does not say."""
+def manifest(results: Mapping[Job, Built], sources: str, ptxas: str) -> dict[str, Any]:
+    """The manifest of ``results``, made from ``sources`` (their hash).
+
+    ``ptxas`` is the release to name where an ELF does not say which assembled it.
+    """
     versions = sorted({built.elf.ptxas or ptxas for built in results.values()})
     return {
         "format": FORMAT,
         "package_version": ringfp4.__version__,
         "dsl_version": version(DSL),
         "ptxas_version": ", ".join(versions),
-        "source_hash": source_hash(),
+        "source_hash": sources,
         "kernels": [describe(job, results[job]) for job in sorted(results, key=lambda job: job.file)],
     }
 

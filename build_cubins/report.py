@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TextIO
 
 from ringfp4.build_cubins.compiler import Built
 from ringfp4.build_cubins.job import Job
-from ringfp4.build_cubins.sass import TENSOR, Sass, tensor_count
+from ringfp4.build_cubins.sass import TENSOR
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -18,7 +17,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
-        padded = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [
+            c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 

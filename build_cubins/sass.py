@@ -81,7 +81,9 @@ def natural_loops(sass: Sass) -> list[list[int]]:
             if source in dominators and header in dominators[source]:
                 body = bodies.setdefault(header, {header})
                 _absorb(source, body, predecessors)
-    return [[i for block in sorted(body) for i in range(starts[block], ends[block])] for body in bodies.values()]
+    return [
+        [i for block in sorted(body) for i in range(starts[block], ends[block])] for body in bodies.values()
+    ]
 
 
 def _successors(sass: Sass, at: int) -> list[int]:

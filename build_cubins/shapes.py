@@ -134,10 +134,14 @@ class _Reader:
         before = len(self.mistakes)
         name = values["name"]
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name):
-            self.report(at("name"), f"name {name!r} is not a name", "use a letter, then letters, digits, _ . -")
+            self.report(
+                at("name"), f"name {name!r} is not a name", "use a letter, then letters, digits, _ . -"
+            )
         elif name in self._names:
             first = self._names[name]
-            self.report(at("name"), f"role {name!r} stands already at {first}", "rename or remove one of them")
+            self.report(
+                at("name"), f"role {name!r} stands already at {first}", "rename or remove one of them"
+            )
         self._names.setdefault(name, at("name"))
         for key, divisor in _DIVISORS.items():
             value = values[key]
@@ -208,7 +212,9 @@ class _File:
             self.reader.report(self.at("build", key), f"unknown key {key!r} in [build]", "use arch")
         archs = build.get("arch", [])
         if not isinstance(archs, list) or not all(isinstance(arch, str) for arch in archs):
-            self.reader.report(self.at("build", "arch"), "arch is not a list of strings", 'arch = ["sm_120f"]')
+            self.reader.report(
+                self.at("build", "arch"), "arch is not a list of strings", 'arch = ["sm_120f"]'
+            )
             return
         for arch in archs:
             if arch in ARCHS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 from collections.abc import Iterable
@@ -47,10 +48,11 @@ def _file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
+@functools.cache
 def _imports(source: str, module: str) -> set[str]:
     """Names that may be modules; an imported function's dotted name is among them."""
     package = module.rpartition(".")[0]
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
