@@ -17,6 +17,7 @@ A poll that does not end within ``poll_limit`` tries writes (reason, counter, ta
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
@@ -151,5 +152,5 @@ class Ring:
         """
         arrived = cute.arch.atomic_add(counters + self.order.fin_index, Int32(1), sem="acq_rel", scope="gpu")
         if arrived == self.order.agents(grid, self.packing_warps) - 1:
-            for i in range(self.order.counters):
+            for i in cutlass.range(self.order.counters, unroll=1):
                 cute.arch.store(counters + i, Int32(0), sem="relaxed", scope="gpu")

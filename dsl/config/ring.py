@@ -88,7 +88,7 @@ class RingGemmConfig(GemmConfig):
             found.append(f"tile_m = {self.tile_m}, packing needs {TILE_ROWS}: one tile of block scales")
         if self.chunk_columns % (self.pieces * GROUP_COLUMNS):
             found.append(
-                f"{self.pieces} pieces of {GROUP_COLUMNS} columns do not divide a chunk of {self.chunk_columns}"
+                f"{self.pieces} pieces of {GROUP_COLUMNS} columns do not fill a chunk of {self.chunk_columns}"
             )
         if self.producer_warps != WARPGROUP_WARPS:
             found.append(
