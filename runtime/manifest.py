@@ -39,7 +39,7 @@ class ParamEntry:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelEntry:
     """One cubin: what it computes, where it is, how it is launched."""
 
@@ -126,7 +126,7 @@ class _Fields:
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         got = self.value.get(key, default)
-        if not isinstance(got, int) or isinstance(got, bool) or not low <= got <= high:
+        if type(got) is not int or not low <= got <= high:
             raise self.wrong(key, f"an integer in {low}..{high}", got)
         return got
 
@@ -136,9 +136,11 @@ class _Fields:
             raise self.wrong(key, f"a list of at most {limit}", got)
         return got
 
-    def integers(self, key: str, low: int, high: int, limit: int, default: list[Any] | None = None) -> tuple[int, ...]:
+    def integers(
+        self, key: str, low: int, high: int, limit: int, default: list[Any] | None = None
+    ) -> tuple[int, ...]:
         got = self.items(key, limit, default)
-        if not all(isinstance(item, int) and not isinstance(item, bool) and low <= item <= high for item in got):
+        if not all(type(item) is int and low <= item <= high for item in got):
             raise self.wrong(key, f"integers in {low}..{high}", got)
         return tuple(got)
 

@@ -124,7 +124,7 @@ NB_MODULE(_core, m) {
           [](Ring* self, std::shared_ptr<const Context> context, size_t data_bytes, uint64_t stream) {
             new (self) Ring(std::move(context), data_bytes, stream_of(stream));
           },
-          "context"_a, "data_bytes"_a, "stream"_a)
+          "context"_a, "data_bytes"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("data_bytes", &Ring::data_bytes)
       .def_prop_ro("bytes", &Ring::bytes)
       .def_prop_ro("data", &Ring::data)
@@ -143,7 +143,7 @@ NB_MODULE(_core, m) {
                       slots, state},
                      ring);
           },
-          "ring"_a.none(), "stream"_a, "m"_a, "x_stride"_a, "rule"_a, "x"_a, "scale"_a, "w"_a, "w_sf"_a,
-          "w_scale"_a, "bias"_a, "y"_a, "packed"_a, "slots"_a, "state"_a,
-          nb::call_guard<nb::gil_scoped_release>());
+          "ring"_a.none(), "stream"_a, "m"_a, "x_stride"_a = 0, "rule"_a = 0, "x"_a = 0, "scale"_a = 0, "w"_a = 0,
+          "w_sf"_a = 0, "w_scale"_a = 0, "bias"_a = 0, "y"_a = 0, "packed"_a = 0, "slots"_a = 0,
+          "state"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -121,7 +121,9 @@ void Sequence::run(const Call& call, Ring* ring) {
   std::optional<Ring::Use> use;
   if (ring != nullptr) use.emplace(*ring, call.stream);
   const std::lock_guard<std::mutex> lock(mutex_);  // the parameters' memory is shared by all runs
-  launch_all(call, call.slots != 0 ? call.slots : ring->data(), call.state != 0 ? call.state : ring->state());
+  const CUdeviceptr data = ring != nullptr ? ring->data() : 0;
+  const CUdeviceptr state = ring != nullptr ? ring->state() : 0;
+  launch_all(call, call.slots != 0 ? call.slots : data, call.state != 0 ? call.state : state);
 }
 
 void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state) {

@@ -1,0 +1,272 @@
+"""What this process knows about drivers, devices and loaded artefacts.
+
+``load`` reads a folder's manifest and puts every cubin for a device on it. Each device has its
+own kernels, and each stream of a device its own launches and ring (lanes.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringfp4.errors import ArtifactError, DriverError, InputError, RingFP4Error, UnservedError
+from ringfp4.runtime import _core
+from ringfp4.runtime.lanes import Lane
+from ringfp4.runtime.manifest import ARCHS, KernelEntry, Manifest, read_all
+from ringfp4.runtime.plan import KernelTable, Plan, build
+
+log = logging.getLogger("ringfp4")
+
+DRIVER_VARIABLE = "RINGFP4_LIBCUDA"  # another library than libcuda.so.1, for tests
+PACKAGED = Path(__file__).parent / "cubins"
+# Compute capability -> architectures whose cubins run there, the best first.
+SERVED_BY = {
+    (12, 1): ("sm_121a", "sm_120f"),
+    (12, 0): ("sm_120f",),
+    (9, 0): ("sm_90a", "twin"),
+}
+
+_lock = threading.RLock()
+_driver: _core.Driver | None = None
+_loaded: dict[int, Artifacts] = {}
+
+
+class Artifacts:
+    """The kernels loaded on one device, and the lanes of its streams."""
+
+    def __init__(self, device: _core.Device, manifests: tuple[Manifest, ...], archs: tuple[str, ...]) -> None:
+        self.ordinal = device.ordinal
+        self.folders = tuple(manifest.folder for manifest in manifests)
+        self.table = KernelTable((k for manifest in manifests for k in manifest.kernels), archs)
+        self.context = _core.Context(device)
+        self.kernels: dict[KernelEntry, _core.Kernel] = {}
+        for entry in self.table.entries:
+            self.kernels[entry] = load_kernel(self.context, entry)
+        self.lanes: dict[int, Lane] = {}
+        # (N, K) -> [(largest M, schedule, kernel name)], sorted; see prefer().
+        self.preferences: dict[tuple[int, int], list[tuple[int, str, str]]] = {}
+
+    def lane(self, stream: int) -> Lane:
+        lane = self.lanes.get(stream)
+        if lane is None:
+            lane = self.lanes.setdefault(stream, Lane(self, stream))
+        return lane
+
+    def prefer(self, n: int, k: int, m: int, schedule: str, kernel: str) -> None:
+        """Use this schedule and GEMM for ``auto`` calls of at most ``m`` rows (runtime tuning).
+
+        Of several preferences the one with the smallest sufficient ``m`` counts, above all of
+        them the one with the largest.
+        """
+        rows = [entry for entry in self.preferences.get((n, k), []) if entry[0] != m]
+        self.preferences[n, k] = sorted([*rows, (m, schedule, kernel)])
+        for lane in self.lanes.values():
+            lane.forget()
+
+    def plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
+        """Raises UnservedError or RingError."""
+        preferred = ""
+        if schedule == "auto" and (rows := self.preferences.get((n, k))):
+            _, schedule, preferred = next((row for row in rows if row[0] >= m), rows[-1])
+
+        def choose(_schedule: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
+            return next((entry for entry in variants if entry.name == preferred), variants[0])
+
+        return build(self.table, self.kernels.__getitem__, schedule, n, k, capacity_rows, choose)
+
+    def single(self, kind: str, n: int, k: int, kernel: str | None = None) -> Plan:
+        """One kernel by itself, by default the first of its kind. Raises UnservedError."""
+
+        def choose(_schedule: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
+            for entry in variants:
+                if kernel in (None, entry.name):
+                    return entry
+            raise UnservedError(f"no {kind} kernel is called {kernel}", got=str([e.name for e in variants]))
+
+        return build(self.table, self.kernels.__getitem__, kind, n, k, 0, choose)
+
+
+def load_kernel(context: _core.Context, entry: KernelEntry) -> _core.Kernel:
+    """Verify and load one cubin. Raises ArtifactError or DriverError."""
+    params = [
+        _core.Param(p.name, p.kind, p.dtype, p.dims, p.strides, p.box, p.swizzle, p.size)
+        for p in entry.params
+    ]
+    return _core.Kernel(
+        context,
+        entry.image(),
+        name=entry.name,
+        entry=entry.entry,
+        threads=entry.threads,
+        smem_bytes=entry.smem_bytes,
+        cluster=entry.cluster,
+        cooperative=entry.kind == "ring_gemm",
+        grid=entry.grid,
+        params=params,
+    )
+
+
+def driver() -> _core.Driver:
+    """The CUDA driver, opened once. Raises DriverError; a later call tries again."""
+    global _driver
+    with _lock:
+        if _driver is None:
+            _driver = _core.Driver(os.environ.get(DRIVER_VARIABLE, "libcuda.so.1"))
+        return _driver
+
+
+def archs_for(capability: tuple[int, int], arch: str | None) -> tuple[str, ...]:
+    """Architectures to look for, the best first. Raises UnservedError or InputError."""
+    if arch is not None and arch not in ARCHS:
+        raise InputError("unknown architecture", expected=" or ".join(ARCHS), got=repr(arch))
+    served = SERVED_BY.get(capability, ())
+    name = f"compute capability {capability[0]}.{capability[1]}"
+    if not served:
+        known = ", ".join(f"{major}.{minor}" for major, minor in SERVED_BY)
+        raise UnservedError(
+            f"no kernels exist for {name}",
+            expected=f"a device of compute capability {known}",
+            remedy='fallback="dequantise" computes the linear with PyTorch',
+        )
+    if arch is None:
+        return served
+    if arch not in served:
+        raise UnservedError(f"{arch} does not run on {name}", expected=" or ".join(served), got=arch)
+    return (arch,)
+
+
+def load(
+    device: int | None = None,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    arch: str | None = None,
+) -> None:
+    """Load every cubin for a device now; nothing is loaded or allocated for kernels afterwards.
+
+    ``device``: ordinal, default the current CUDA device. ``path``: one or several folders made by
+    ``python -m ringfp4.build_cubins``, default the folder in this package. ``arch``: only this one
+    of sm_121a, sm_120f, sm_90a and twin. Replaces what was loaded on the device before.
+
+    Raises ArtifactError (missing, damaged or foreign folder, or one without this architecture),
+    UnservedError (no kernels exist for this device), DriverError.
+    """
+    ordinal = current_device() if device is None else device
+    with _lock:
+        target = _core.Device(driver(), ordinal)
+        archs = archs_for(target.capability, arch)
+        manifests = read_all(folders(path))
+        if path is None:  # the twin is for tests and is never taken by itself
+            archs = tuple(name for name in archs if name != "twin")
+        present = {name for manifest in manifests for name in manifest.archs}
+        if not present.intersection(archs):
+            build_it = f"python -m ringfp4.build_cubins --arch {(archs or ('ARCH',))[0]} --out DIR"
+            raise ArtifactError(
+                f"no cubins for {target.name} in " + ", ".join(str(m.folder) for m in manifests),
+                expected=" or ".join(archs),
+                got=", ".join(sorted(present)) or "an empty manifest",
+                remedy=f"{build_it}, then load(path=DIR)",
+            )
+        _loaded[ordinal] = Artifacts(target, manifests, archs)
+    log.info("loaded %d kernels on device %d", len(_loaded[ordinal].kernels), ordinal)
+
+
+def folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None) -> list[Path]:
+    if path is None:
+        return [PACKAGED]
+    if isinstance(path, (str, os.PathLike)):
+        return [Path(path)]
+    return [Path(item) for item in path]
+
+
+def current_device() -> int:
+    """PyTorch's current CUDA device, 0 if it has none."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
+def artifacts(ordinal: int) -> Artifacts:
+    """What is loaded on a device; loads the package's own cubins at the first call.
+
+    Raises what ``load`` raises, and ArtifactError instead of loading while a CUDA graph is captured.
+    """
+    found = _loaded.get(ordinal)
+    if found is None:
+        refuse_in_capture()
+        with _lock:
+            if ordinal not in _loaded:
+                load(ordinal)
+            found = _loaded[ordinal]
+    return found
+
+
+def refuse_in_capture() -> None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise ArtifactError(
+            "no kernels are loaded and a CUDA graph is being captured",
+            remedy="call ringfp4.runtime.load() before the capture",
+        )
+
+
+def unload() -> None:
+    """Forget all kernels and free the default rings. Explicit rings and graphs must be gone."""
+    _loaded.clear()
+
+
+def info() -> dict[str, object]:
+    """Driver, devices, artefacts, and why a device is or is not served. Loads nothing; never raises."""
+    report: dict[str, object] = {"packaged": _describe_folder(PACKAGED), "devices": []}
+    try:
+        found = driver()
+        count = found.device_count()
+    except DriverError as error:
+        return report | {"driver": str(error)}
+    devices = [_describe_device(_core.Device(found, ordinal)) for ordinal in range(count)]
+    return report | {"driver": f"{found.version // 1000}.{found.version % 1000 // 10}", "devices": devices}
+
+
+def _describe_folder(folder: Path) -> dict[str, object]:
+    try:
+        (manifest,) = read_all([folder])
+    except ArtifactError as error:
+        return {"folder": str(folder), "error": str(error)}
+    tables = {arch: KernelTable(manifest.kernels, (arch,)) for arch in manifest.archs}
+    return {
+        "folder": str(folder),
+        "kernels": len(manifest.kernels),
+        "archs": {arch: table.shipped() for arch, table in tables.items()},
+    }
+
+
+def _describe_device(device: _core.Device) -> dict[str, object]:
+    loaded = _loaded.get(device.ordinal)
+    described: dict[str, object] = {
+        "device": device.ordinal,
+        "name": device.name,
+        "capability": "{}.{}".format(*device.capability),
+        "multiprocessors": device.sms,
+        "loaded": None,
+    }
+    if loaded is not None:
+        described["loaded"] = [str(folder) for folder in loaded.folders]
+        described["serves"] = loaded.table.shipped()
+        described["rings"] = {stream: lane.ring_bytes for stream, lane in loaded.lanes.items()}
+        return described
+    try:
+        archs = archs_for(device.capability, None)
+        manifests = read_all([PACKAGED])
+        table = KernelTable(manifests[0].kernels, tuple(arch for arch in archs if arch != "twin"))
+        if not table.entries:
+            raise UnservedError(f"the package ships no cubins for {' or '.join(archs)}")
+        described["serves"] = table.shipped()
+    except RingFP4Error as error:
+        described["serves"] = f"nothing: {error}"
+    return described
+
+
+atexit.register(unload)

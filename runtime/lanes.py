@@ -1,0 +1,124 @@
+"""Who may use which ring: a lane is the launches and the rings of one stream.
+
+A call on a stream uses the stream's own lane, so two streams never share a ring by default. A
+:class:`Ring` made by the caller is a lane of its own; using it on several streams is ordered by
+events in C++. A call that is being captured into a CUDA graph takes its slots from the graph's
+private memory instead (api.py), so that graphs can replay at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ringfp4.errors import InputError, RingError
+from ringfp4.runtime import _core
+from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, TILE_ROWS, Plan, slot_row_bytes
+
+if TYPE_CHECKING:
+    from ringfp4.runtime.devices import Artifacts
+
+_MOST_PLANS = 4096  # of one lane; forgotten all at once, since they are cheap to make again
+
+
+class PlanCache:
+    """Plans by (N, K, M, schedule), for one capacity."""
+
+    def __init__(self, artifacts: Artifacts, capacity_rows: int) -> None:
+        self.artifacts = artifacts
+        self.capacity_rows = capacity_rows
+        self.plans: dict[tuple[int, int, int, str], Plan] = {}
+        # M changes no launch but its sizes: plans of all M share a sequence.
+        self._by_kernels: dict[tuple[object, ...], Plan] = {}
+
+    def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
+        """Raises UnservedError."""
+        plan = self.plans.get((n, k, m, schedule))
+        if plan is None:
+            plan = self.artifacts.plan(schedule, n, k, m, self.capacity_rows)
+            same = self._by_kernels.setdefault((plan.schedule, *(id(e) for e in plan.kernels)), plan)
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+            self.plans[n, k, m, schedule] = plan = same
+        return plan
+
+    def forget(self) -> None:
+        self.plans.clear()
+
+
+class Lane(PlanCache):
+    """The plans and the default rings of one stream. Rings are kept: a pointer never changes."""
+
+    def __init__(self, artifacts: Artifacts, stream: int) -> None:
+        super().__init__(artifacts, DEFAULT_CAPACITY_ROWS)
+        self.stream = stream
+        self._rings: list[_core.Ring] = []
+        self._lock = threading.Lock()
+
+    def ring(self, data_bytes: int) -> _core.Ring:
+        """A ring of at least that size, allocated if there is none. Raises DriverError, RingError."""
+        for ring in self._rings:
+            if ring.data_bytes >= data_bytes:
+                return ring
+        with self._lock:
+            if not self._rings or self._rings[-1].data_bytes < data_bytes:
+                self._rings.append(_core.Ring(self.artifacts.context, data_bytes, self.stream))
+                self._rings.sort(key=lambda ring: ring.data_bytes)
+            return next(ring for ring in self._rings if ring.data_bytes >= data_bytes)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Device memory that the lane holds."""
+        return sum(ring.bytes for ring in self._rings)
+
+
+class Ring(PlanCache):
+    """Device memory that packed activations pass through, owned by the caller.
+
+    ``capacity_rows``: a multiple of 128. ``k``: the largest K that it will serve, default the
+    largest that is loaded. ``device``: ordinal, default the current one. The memory is allocated
+    here and freed when the object goes; the host waits for it in both.
+
+    One stream at a time uses a ring: a call on another stream waits, on the device, for the last
+    one. A ring that was used in a CUDA graph's capture belongs to that graph and is refused
+    elsewhere; it must outlive the graph. Raises InputError, DriverError, and what ``load`` raises.
+    """
+
+    def __init__(
+        self, capacity_rows: int = DEFAULT_CAPACITY_ROWS, k: int | None = None, device: int | None = None
+    ) -> None:
+        from ringfp4.runtime import devices, streams
+
+        if not isinstance(capacity_rows, int) or capacity_rows <= 0 or capacity_rows % TILE_ROWS:
+            raise InputError(
+                "unusable capacity_rows",
+                expected=f"a positive multiple of {TILE_ROWS}",
+                got=repr(capacity_rows),
+            )
+        if k is not None and (not isinstance(k, int) or k <= 0 or k % 32):
+            raise InputError("unusable k", expected="a positive multiple of 32", got=repr(k))
+        ordinal = devices.current_device() if device is None else device
+        artifacts = devices.artifacts(ordinal)
+        super().__init__(artifacts, capacity_rows)
+        row_bytes = max(sum(slot_row_bytes(entry.arch, k or entry.k)) for entry in artifacts.table.entries)
+        self.device = ordinal
+        self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal))
+
+    def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
+        """Raises UnservedError, and RingError if the ring is too small."""
+        plan = super().plan(n, k, m, schedule)
+        if plan.capacity_rows * plan.row_bytes <= self.core.data_bytes:
+            return plan
+        if schedule == "auto" and plan.schedule == "fused":  # which has slots of its own choice
+            return self.plan(n, k, m, "ring")
+        raise RingError(
+            "the ring is too small",
+            expected=f"{plan.capacity_rows} rows of {plan.row_bytes} bytes",
+            got=f"{self.core.data_bytes} bytes for {self.capacity_rows} rows",
+            remedy="make it with a larger capacity_rows or k",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory it holds, slots and state."""
+        return self.core.bytes

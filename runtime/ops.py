@@ -1,0 +1,79 @@
+"""``torch.ops.ringfp4.linear``: the operator that torch.compile and torch.export see.
+
+    linear(Tensor x, Tensor w, Tensor? w_sf, Tensor w_scale, SymInt n, Tensor? scale,
+           str scale_rule, Tensor? bias, str schedule) -> Tensor
+
+``w``, ``w_sf``: ``Nvfp4Weight.qdata`` and ``.block_scale``, or ``.prepared`` and None where the
+device's kernels want a layout of their own (``Nvfp4Weight.operands``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ringfp4.errors import InputError
+from ringfp4.runtime import api, checks
+from ringfp4.runtime.lanes import Ring
+from ringfp4.runtime.weight import Nvfp4Weight
+
+_library: Any = torch.library.Library("ringfp4", "DEF")  # type: ignore[no-untyped-call]
+_library.define(
+    "linear(Tensor x, Tensor w, Tensor? w_sf, Tensor w_scale, SymInt n, Tensor? scale, "
+    "str scale_rule, Tensor? bias, str schedule) -> Tensor"
+)
+
+
+def _linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_sf: torch.Tensor | None,
+    w_scale: torch.Tensor,
+    n: int,
+    scale: torch.Tensor | None,
+    scale_rule: str,
+    bias: torch.Tensor | None,
+    schedule: str,
+) -> torch.Tensor:
+    weight = Nvfp4Weight.from_operands(w, w_sf, w_scale, n, x.shape[-1])
+    return api.ring_linear(x, weight, scale=scale, scale_rule=scale_rule, bias=bias, schedule=schedule)
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_sf: torch.Tensor | None,
+    w_scale: torch.Tensor,
+    n: int,
+    scale: torch.Tensor | None,
+    scale_rule: str,
+    bias: torch.Tensor | None,
+    schedule: str,
+) -> torch.Tensor:
+    checks.options(schedule, scale_rule, None)
+    return x.new_empty((*x.shape[:-1], n))
+
+
+_library.impl("linear", _linear, "CUDA")
+_library.impl("linear", _linear, "CPU")
+torch.library.register_fake("ringfp4::linear", _fake, lib=_library)
+
+
+def traced_linear(
+    x: torch.Tensor,
+    w: Nvfp4Weight,
+    scale: torch.Tensor | None,
+    scale_rule: str,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    ring: Ring | None,
+    schedule: str,
+) -> torch.Tensor:
+    """``ring_linear`` inside torch.compile. Raises InputError for ``out`` and ``ring``."""
+    if out is not None or ring is not None:
+        raise InputError("out and ring cannot be compiled", remedy="leave them out under torch.compile")
+    data, block_scale = w.operands()
+    y: torch.Tensor = torch.ops.ringfp4.linear(
+        x, data, block_scale, w.tensor_scale, w.n, scale, scale_rule, bias, schedule
+    )
+    return y
