@@ -9,6 +9,12 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ringfp4")
+    group.addoption("--cubins", action="append", metavar="DIR", help="folder of artefacts for the GPU tests")
+    group.addoption("--arch", help="use only artefacts of this architecture, for instance twin")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the source tree."""
