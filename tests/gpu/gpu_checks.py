@@ -8,7 +8,6 @@ from pathlib import Path
 import cases
 import pytest
 import torch
-from conftest import Gpu
 from ringfp4 import runtime
 from ringfp4.runtime import devices, lowlevel, reference
 
