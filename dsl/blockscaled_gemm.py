@@ -60,7 +60,7 @@ def smem_layouts(config: GemmConfig):
 
 
 def coordinates(tensor):
-    """A TMA tensor whose first extent is not m: m is in the tensor map, the kernel needs no parameter."""
+    """A TMA tensor without its number of rows: that is in the tensor map, the kernel needs no parameter."""
     shape = (1 << 30, *tensor.shape[1:])
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=tensor.stride))
 
@@ -98,7 +98,7 @@ class BlockScaledGemm:
 
         self.storage = Storage
         assert Storage.size_in_bytes() == config.smem_bytes, (Storage.size_in_bytes(), config.smem_bytes)
-        return (a[0], coordinates(a[1])), b, (sfa[0], coordinates(sfa[1])), sfb, (y[0], coordinates(y[1]))
+        return tuple((atom, coordinates(tensor)) for atom, tensor in (a, b, sfa, sfb, y))
 
     @cute.jit
     def __call__(
@@ -189,22 +189,29 @@ class BlockScaledGemm:
             epilogue.finish()
 
 
-def compile_kernel(config: GemmConfig):
-    """Compile for the architecture in CUTE_DSL_ARCH; returns the DSL's compiled object."""
-    m, blocks = cute.sym_int(), cute.sym_int()
+def fake_tensors(config: GemmConfig):
+    """q, w, sf, w_sf and y for a compile. Rows are symbols, because the DSL drops modes of extent 1."""
     sf_cols = -(-config.k // MMA_K)
 
-    def tensor(dtype, *shape):
+    def tensor(dtype, *columns):
+        shape = (cute.sym_int(), *columns)
         order = tuple(reversed(range(len(shape))))
         return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
 
+    return (
+        tensor(Uint8, config.k // 2),
+        tensor(Uint8, config.k // 2),
+        tensor(Uint16, sf_cols, SF_TILE_BYTES // 2),
+        tensor(Uint16, sf_cols, SF_TILE_BYTES // 2),
+        tensor(BFloat16, config.n),
+    )
+
+
+def compile_kernel(config: GemmConfig):
+    """Compile for the architecture in CUTE_DSL_ARCH; returns the DSL's compiled object."""
     return cute.compile(
         BlockScaledGemm(config),
-        tensor(Uint8, m, config.k // 2),
-        tensor(Uint8, config.n, config.k // 2),
-        tensor(Uint16, blocks, sf_cols, SF_TILE_BYTES // 2),
-        tensor(Uint16, -(-config.n // SF_ROWS), sf_cols, SF_TILE_BYTES // 2),
-        tensor(BFloat16, m, config.n),
+        *fake_tensors(config),
         make_fake_compact_tensor(Float32, (1,), assumed_align=4),
         make_fake_compact_tensor(Float32, (1,), assumed_align=4),
         make_ptr(BFloat16, 0, cute.AddressSpace.gmem, assumed_align=4),

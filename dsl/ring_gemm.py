@@ -18,12 +18,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint16, Uint32
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_ptr
 from ringfp4.dsl import nvfp4
 from ringfp4.dsl.absmax import Absmax
-from ringfp4.dsl.blockscaled_gemm import BlockScaledGemm
-from ringfp4.dsl.config.gemm import MMA_K, SF_ROWS, SF_TILE_BYTES
+from ringfp4.dsl.blockscaled_gemm import BlockScaledGemm, fake_tensors
 from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP, AbsmaxConfig
 from ringfp4.dsl.config.ring import PACKING_WARPS, RingGemmConfig
 from ringfp4.dsl.epilogue import Epilogue
@@ -212,23 +211,13 @@ class RingGemm(BlockScaledGemm):
 
 def compile_kernel(config: RingGemmConfig):
     """Compile for the architecture in CUTE_DSL_ARCH; parameters as config.params()."""
-    m = cute.sym_int()
-    sf_cols = -(-config.k // MMA_K)
-
-    def tensor(dtype, *shape):
-        order = tuple(reversed(range(len(shape))))
-        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
 
     def pointer(dtype, align):
         return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
 
     return cute.compile(
         RingGemm(config),
-        tensor(Uint8, config.ring_rows, config.k // 2),
-        tensor(Uint8, config.n, config.k // 2),
-        tensor(Uint16, config.slots, sf_cols, SF_TILE_BYTES // 2),
-        tensor(Uint16, -(-config.n // SF_ROWS), sf_cols, SF_TILE_BYTES // 2),
-        tensor(BFloat16, m, config.n),
+        *fake_tensors(config),
         pointer(Float32, 4),
         make_fake_compact_tensor(Float32, (1,), assumed_align=4),
         pointer(BFloat16, 4),
