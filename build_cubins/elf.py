@@ -18,6 +18,8 @@ from ringfp4.errors import BuildError
 _REQNTID, _FRAME_SIZE, _KPARAM_INFO, _REGCOUNT, _NUM_BARRIERS = 0x10, 0x11, 0x17, 0x2F, 0x4C
 _SVAL = 4  # attribute formats: 4 carries sized data, 1..3 carry 16 bits
 _SHT_NOBITS = 8
+# A CTA's shared memory starts with 1 KiB of the system's, which its limit does not count.
+_SYSTEM_SMEM = 1024
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _read(image: bytes) -> Cubin:
         ptxas=version[1] if version else "",
         registers=struct.unpack("<II", common[_REGCOUNT])[1],
         stack_bytes=struct.unpack("<II", common[_FRAME_SIZE])[1],
-        static_smem=shared.size if shared else 0,
+        static_smem=max(shared.size - _SYSTEM_SMEM, 0) if shared else 0,
         barriers=single[_NUM_BARRIERS][0] if _NUM_BARRIERS in single else text.flags >> 20 & 0x7F,
         threads=threads[0] * threads[1] * threads[2],
         params=tuple(params[i] for i in range(len(params))),

@@ -36,18 +36,19 @@ class Sass:
 
     def count(self, pattern: str) -> int:
         """Instructions whose opcode the regular expression matches from its start."""
-        return sum(re.match(pattern, i.opcode) is not None for i in self.code)
+        return count(Counter(i.opcode for i in self.code), pattern)
 
     def main_loop(self) -> Counter[str]:
         """Opcodes of the main loop; empty for a kernel without tensor instructions."""
         loops = [Counter(self.code[i].opcode for i in body) for body in natural_loops(self)]
-        weighed = [(tensor_count(loop), -loop.total(), n) for n, loop in enumerate(loops)]
+        weighed = [(count(loop, TENSOR.pattern), -loop.total(), n) for n, loop in enumerate(loops)]
         heaviest = max(weighed, default=(0, 0, 0))
         return loops[heaviest[2]] if heaviest[0] else Counter()
 
 
-def tensor_count(opcodes: Counter[str]) -> int:
-    return sum(n for opcode, n in opcodes.items() if TENSOR.match(opcode))
+def count(opcodes: Counter[str], pattern: str) -> int:
+    """Of how many instructions the regular expression matches the opcode, from its start."""
+    return sum(n for opcode, n in opcodes.items() if re.match(pattern, opcode))
 
 
 def read_sass(listing: str) -> Sass:
