@@ -98,20 +98,20 @@ class Producer:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Registers of one MMA step (64 columns of K) of a warp."""
+    """Registers of a warp: A and scales of two MMA steps (64 columns of K), B of one, in two halves."""
 
-    rA: cute.Tensor  # (register, m16 tiles)
-    rB: cute.Tensor  # (register, n8 tiles)
-    rSFA: cute.Tensor  # a word per 32-row group
+    rA: cute.Tensor  # (register, m16 tiles, MMA step)
+    rSFA: cute.Tensor  # (32-row groups, MMA step)
     rSFB: cute.Tensor
+    rB: cute.Tensor  # (register, n8 tiles)
 
     @classmethod
     def make(cls, config: GemmConfig):
         return cls(
-            cute.make_rmem_tensor((4, config.warp_m // 16), Int32),
+            cute.make_rmem_tensor((4, config.warp_m // 16, 2), Int32),
+            cute.make_rmem_tensor((config.warp_m // 32, 2), Int32),
+            cute.make_rmem_tensor((config.warp_n // 32, 2), Int32),
             cute.make_rmem_tensor((2, config.warp_n // 8), Int32),
-            cute.make_rmem_tensor((config.warp_m // 32,), Int32),
-            cute.make_rmem_tensor((config.warp_n // 32,), Int32),
         )
 
 
@@ -153,36 +153,45 @@ class Consumer:
             scales(sSFB, row_b),
         )
 
-    def load(self, frag: Fragments, stage, k_block):
-        """Shared memory -> registers for MMA step ``k_block`` (a constant) of a stage."""
-        config = self.config
-        # A step is 32 bytes: two chunks of 16 bytes, which the swizzle moves as a pair.
-        a = (self.a_address + stage * config.a_bytes) ^ (k_block * 32)
-        b = (self.b_address + stage * config.b_bytes) ^ (k_block * 32)
+    def load_a(self, frag: Fragments, stage, k_block):
+        """A, SFA and SFB of MMA step ``k_block`` (a constant): shared memory -> registers."""
+        config, slot = self.config, k_block % 2
+        sf_offset = k_block * SF_TILE_BYTES
         sfa = self.sfa_address + stage * config.sfa_bytes
         sfb = self.sfb_address + stage * config.sfb_bytes
-        sf_offset = k_block * SF_TILE_BYTES
-        for i, word in enumerate(ptx.load_shared(sfa, sf_offset, cute.size(frag.rSFA))):
-            frag.rSFA[i] = word
-        for i, word in enumerate(ptx.load_shared(sfb, sf_offset, cute.size(frag.rSFB))):
-            frag.rSFB[i] = word
+        for i, word in enumerate(ptx.load_shared(sfa, sf_offset, config.warp_m // 32)):
+            frag.rSFA[i, slot] = word
+        for i, word in enumerate(ptx.load_shared(sfb, sf_offset, config.warp_n // 32)):
+            frag.rSFB[i, slot] = word
+        # A step is 32 bytes: two chunks of 16 bytes, which the swizzle moves as a pair.
+        address = (self.a_address + stage * config.a_bytes) ^ (k_block * 32)
         for m in range(config.warp_m // 16):
-            for i, word in enumerate(ptx.ldmatrix_x4(a, m * 16 * config.row_bytes)):
-                frag.rA[i, m] = word
-        for n in range(config.warp_n // 16):
-            for i, word in enumerate(ptx.ldmatrix_x4(b, n * 16 * config.row_bytes)):
-                frag.rB[i % 2, 2 * n + i // 2] = word
+            for i, word in enumerate(ptx.ldmatrix_x4(address, m * 16 * config.row_bytes)):
+                frag.rA[i, m, slot] = word
 
-    def mma(self, acc, frag: Fragments):
+    def load_b(self, frag: Fragments, stage, k_block, half):
+        """One half of B's columns of MMA step ``k_block``."""
+        config = self.config
+        address = (self.b_address + stage * config.b_bytes) ^ (k_block * 32)
+        for n16 in self.n16_tiles(half):
+            for i, word in enumerate(ptx.ldmatrix_x4(address, n16 * 16 * config.row_bytes)):
+                frag.rB[i % 2, 2 * n16 + i // 2] = word
+
+    def n16_tiles(self, half):
+        count = self.config.warp_n // 32
+        return range(half * count, (half + 1) * count)
+
+    def mma(self, acc, frag: Fragments, k_block, half):
+        slot = k_block % 2
         for m in range(self.config.warp_m // 16):
-            for n in range(self.config.warp_n // 8):
+            for n in (n8 for n16 in self.n16_tiles(half) for n8 in (2 * n16, 2 * n16 + 1)):
                 out = ptx.mma_nvfp4(
                     [acc[i, n, m] for i in range(4)],
-                    [frag.rA[i, m] for i in range(4)],
+                    [frag.rA[i, m, slot] for i in range(4)],
                     [frag.rB[i, n] for i in range(2)],
-                    frag.rSFA[m // 2],
+                    frag.rSFA[m // 2, slot],
                     m % 2,
-                    frag.rSFB[n // 4],
+                    frag.rSFB[n // 4, slot],
                     n % 4,
                 )
                 for i in range(4):
@@ -196,25 +205,29 @@ class Consumer:
     def multiply_tile(self, acc, state):
         """Overwrite ``acc`` with the tile's sum over K, always in ascending K; returns the next position.
 
-        Fragments of the next MMA step are loaded before the present step's MMAs are issued.
+        Loads run half an MMA step ahead of the MMAs, across stages too.
         """
         config, barriers = self.config, self.barriers
-        frags = [Fragments.make(config), Fragments.make(config)]
+        frag = Fragments.make(config)
         acc.fill(0.0)
         cute.arch.mbarrier_wait(barriers.full + state.index, state.phase)
-        self.load(frags[0], state.index, 0)
+        self.load_a(frag, state.index, 0)
+        self.load_b(frag, state.index, 0, 0)
         for k_tile in cutlass.range(config.k_tiles, unroll=1):
             for k_block in range_constexpr(config.k_blocks):
-                following = frags[(k_block + 1) % 2]
+                self.load_b(frag, state.index, k_block, 1)
+                self.mma(acc, frag, k_block, 0)
                 if const_expr(k_block + 1 < config.k_blocks):
-                    self.load(following, state.index, k_block + 1)
+                    self.load_a(frag, state.index, k_block + 1)
+                    self.load_b(frag, state.index, k_block + 1, 0)
                 else:
                     cute.arch.mbarrier_arrive(barriers.empty + state.index)
                     state.advance()
                     if k_tile + 1 < config.k_tiles:
                         cute.arch.mbarrier_wait(barriers.full + state.index, state.phase)
-                        self.load(following, state.index, 0)
-                self.mma(acc, frags[k_block % 2])
+                        self.load_a(frag, state.index, 0)
+                        self.load_b(frag, state.index, 0, 0)
+                self.mma(acc, frag, k_block, 1)
         return state
 
 
