@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_ptr
 
 from . import ring_order
-from .config.gemm import MMA_K, SF_ROWS, SF_TILE_BYTES, STORE_COLS, STORE_ROWS, GemmConfig
+from .config.gemm import SF_ROWS, SF_TILE_BYTES, STORE_COLS, STORE_ROWS, GemmConfig
 from .epilogue import Epilogue, read_alpha
 from .mainloop import Barriers, Consumer, Producer, TmaLoad
 
@@ -60,8 +60,8 @@ def smem_layouts(config: GemmConfig):
 
 
 def coordinates(tensor):
-    """A TMA tensor without its number of rows: that is in the tensor map, the kernel needs no parameter."""
-    shape = (1 << 30, *tensor.shape[1:])
+    """A TMA tensor without its outer extents: they are in the tensor map, the kernel needs no parameter."""
+    shape = (1 << 30,) * (cute.rank(tensor) - 1) + tensor.shape[-1:]
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=tensor.stride))
 
 
@@ -190,20 +190,19 @@ class BlockScaledGemm:
 
 
 def fake_tensors(config: GemmConfig):
-    """q, w, sf, w_sf and y for a compile. Rows are symbols, because the DSL drops modes of extent 1."""
-    sf_cols = -(-config.k // MMA_K)
+    """q, w, sf, w_sf and y for a compile. Outer extents are symbols: the DSL drops modes of extent 1."""
 
-    def tensor(dtype, *columns):
-        shape = (cute.sym_int(), *columns)
-        order = tuple(reversed(range(len(shape))))
+    def tensor(dtype, rank, inner):
+        shape = (*(cute.sym_int() for _ in range(rank - 1)), inner)
+        order = tuple(reversed(range(rank)))
         return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
 
     return (
-        tensor(Uint8, config.k // 2),
-        tensor(Uint8, config.k // 2),
-        tensor(Uint16, sf_cols, SF_TILE_BYTES // 2),
-        tensor(Uint16, sf_cols, SF_TILE_BYTES // 2),
-        tensor(BFloat16, config.n),
+        tensor(Uint8, 2, config.k // 2),
+        tensor(Uint8, 2, config.k // 2),
+        tensor(Uint16, 3, SF_TILE_BYTES // 2),
+        tensor(Uint16, 3, SF_TILE_BYTES // 2),
+        tensor(BFloat16, 2, config.n),
     )
 
 

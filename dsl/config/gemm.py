@@ -239,9 +239,8 @@ class GemmConfig(KernelConfig):
             found.append(f"block-scaled MMA does not exist on {arch}")
         if self.n < 8 or self.n % 8:
             found.append(f"N = {self.n} is not a positive multiple of 8 (16-byte rows of the output)")
-        if self.k <= MMA_K or self.k % 32:
-            # The DSL would drop a K mode of extent 1 from the scales' tensor map.
-            found.append(f"K = {self.k} is not a multiple of 32 (16-byte rows of packed E2M1) above {MMA_K}")
+        if self.k < 32 or self.k % 32:
+            found.append(f"K = {self.k} is not a positive multiple of 32 (16-byte rows of packed E2M1)")
         if self.tile_k != 128:
             found.append(f"tile_k = {self.tile_k}, the 64-byte swizzle needs 128")
         if self.tile_m % SF_ROWS or self.tile_n % SF_ROWS:
