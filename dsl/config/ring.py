@@ -11,7 +11,9 @@ from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP, TILE_ROWS
 from ringfp4.dsl.ring_order import RingOrder
 
 K_CHUNKS = 7  # divides the K tiles of every H3 role; enough for the first loads to start early
-FIRST_WAVE = 48  # CTAs that the first group should occupy: the SMs of a GB10
+# Output tiles of the first group: several for each of a GB10's 48 SMs, to do while the second is packed.
+FIRST_TILES = 168
+MAX_PIECES = 4  # more would not fit into a packing warp's registers
 PACKING_WARPS = WARPGROUP_WARPS - 1  # the producer warpgroup without its loader
 # A poll takes about 0.5 us with its sleep, so this is some seconds; other work may hold SMs for long.
 POLL_LIMIT = 1 << 24
@@ -27,7 +29,7 @@ class RingGemmConfig(GemmConfig):
     slots: int = 32
     first: int = 1  # m tiles of the first group
     k_chunks: int = K_CHUNKS
-    pieces: int = 2  # of 64 columns that a packing warp holds in registers
+    pieces: int = MAX_PIECES  # of 64 columns that a packing warp has in flight
     maximum_loads: int = 4  # 16-byte loads a thread has in flight while it looks for the maximum
     poll_limit: int = POLL_LIMIT
     jitter: bool = False  # random delays in the protocol, for tests
@@ -39,11 +41,18 @@ class RingGemmConfig(GemmConfig):
         cls, n: int, k: int, tile_m: int = 128, tile_n: int = 128, group: int = 16, jitter: bool = False
     ) -> RingGemmConfig:
         """Groups of ``group`` m tiles and a ring of two of them: one in use, one being packed."""
-        config = replace(
-            cls.with_tile(n, k, tile_m, tile_n), group=group, slots=2 * group, k_chunks=1, jitter=jitter
-        )
+        config = cls.with_tile(n, k, tile_m, tile_n)
         chunks = K_CHUNKS if k % (K_CHUNKS * config.tile_k) == 0 else 1
-        return replace(config, first=min(ceil_div(FIRST_WAVE, config.n_tiles), group), k_chunks=chunks)
+        chunk_pieces = k // chunks // GROUP_COLUMNS
+        return replace(
+            config,
+            group=group,
+            slots=2 * group,
+            first=min(ceil_div(FIRST_TILES, config.n_tiles), group),
+            k_chunks=chunks,
+            pieces=max(p for p in range(1, MAX_PIECES + 1) if chunk_pieces % p == 0),
+            jitter=jitter,
+        )
 
     @property
     def name(self) -> str:
@@ -86,9 +95,10 @@ class RingGemmConfig(GemmConfig):
             found.append(f"{self.k_chunks} K chunks do not divide {self.k / self.tile_k:g} K tiles")
         if self.tile_m != TILE_ROWS:
             found.append(f"tile_m = {self.tile_m}, packing needs {TILE_ROWS}: one tile of block scales")
-        if self.chunk_columns % (self.pieces * GROUP_COLUMNS):
+        if not 1 <= self.pieces <= MAX_PIECES or self.chunk_columns % (self.pieces * GROUP_COLUMNS):
             found.append(
-                f"{self.pieces} pieces of {GROUP_COLUMNS} columns do not fill a chunk of {self.chunk_columns}"
+                f"{self.pieces} pieces of {GROUP_COLUMNS} columns, 1 to {MAX_PIECES} "
+                f"that divide a chunk of {self.chunk_columns} are needed"
             )
         if self.producer_warps != WARPGROUP_WARPS:
             found.append(
