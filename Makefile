@@ -30,11 +30,11 @@ format: .venv/installed
 cubins: .venv/installed
 	$(PY) -m ringfp4.build_cubins --shapes shapes/h3.toml --arch sm_121a sm_120f --out $(CUBINS)
 
-wheels: .venv/wheel-tools
+wheels: .venv/installed
 	wheels/build.sh $(PY)
 
-verify-wheels: .venv/wheel-tools
-	wheels/verify.sh $(PY)
+verify-wheels: .venv/installed
+	TORCH=$(TORCH) wheels/verify.sh $(PY) $(VERIFY)
 
 bench: cubins
 	$(PY) -m bench
@@ -52,15 +52,11 @@ clean:
 
 # An editable install: Python files are used where they stand, the extension module is compiled.
 .venv/installed: .venv/created pyproject.toml CMakeLists.txt $(wildcard runtime/src/* package/*.py)
-	$(PY) -m pip install --quiet --editable '.[build,comfy,test,lint]'
+	$(PY) -m pip install --quiet --editable '.[build,comfy,test,dev]'
 	touch $@
 
 # The layout of an installed package, for mypy: it does not follow the hook of an editable install.
 build/import_root/ringfp4: $(wildcard package/*.py)
 	mkdir -p $@
 	ln -sfn $(addprefix $(CURDIR)/,dsl build_cubins runtime validate $(wildcard package/*.py)) $@
-	touch $@
-
-.venv/wheel-tools: .venv/installed
-	$(PY) -m pip install --quiet '.[wheels]'
 	touch $@
