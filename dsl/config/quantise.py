@@ -81,12 +81,21 @@ class PackConfig(KernelConfig):
     kind: ClassVar[str] = "pack"
     module: ClassVar[str] = "ringfp4.dsl.pack"
     output: Literal["packed", "bf16"] = "packed"
-    warps: int = 4
-    pieces: int = 3
 
     @property
     def name(self) -> str:
         return f"pack_{'' if self.output == 'packed' else 'bf16_'}k{self.k}"
+
+    # Warps and pieces: best over K = 5376 and 7168 with 128, 2048 and 37,810 rows on an H200. Three
+    # pieces a warp make BF16 output half as slow again.
+
+    @property
+    def warps(self) -> int:
+        return 2 if self.output == "packed" else 14
+
+    @property
+    def pieces(self) -> int:
+        return 4 if self.output == "packed" else 1
 
     @property
     def threads(self) -> int:
@@ -112,15 +121,11 @@ class PackConfig(KernelConfig):
         return inputs + (outputs if self.output == "packed" else outputs[:1])
 
     def sass_rules(self, arch: str) -> SassRules:
-        # Half of a multiprocessor's threads at least, or too few loads are in flight.
+        # 1024 threads a multiprocessor at least, or too few loads are in flight.
         return SassRules(max_registers=64)
 
     def problems(self, arch: str) -> list[str]:
         found = super().problems(arch) + _k_problems(self)
-        if not 1 <= self.warps <= 32:
-            found.append(f"{self.name}: {self.warps} warps, a CTA has 1 to 32")
-        if self.pieces < 1:
-            found.append(f"{self.name}: {self.pieces} pieces a warp, at least 1 is needed")
         if self.output == "packed" and arch == "sm_90a":
             found.append(f"{self.name}: sm_90a has no E2M1 conversion, use output='bf16'")
         return found

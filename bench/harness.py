@@ -1,0 +1,132 @@
+"""Timing on a CUDA device, the way every benchmark here does it.
+
+What is compared is timed in one process and in rotating order, each as replays of a CUDA graph
+that calls it on one input after another: the launches follow each other closely, and the inputs
+together exceed the L2 cache several times, so none is found there. The unit of everything is the
+median over the rounds; the ceiling is a device-to-device copy timed among the others.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from ringfp4.errors import DriverError
+
+Run = Callable[[int], object]  # run on input number i
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median over the rounds and the fastest and slowest round."""
+
+    median: float
+    fastest: float
+    slowest: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, and one record of the JSON file. ``bytes_moved`` 0: not of interest."""
+
+    what: str
+    shape: str
+    timing: Timing
+    bytes_moved: int = 0
+    flop: int = 0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes_moved / self.timing.median * 1e3
+
+    @property
+    def flop_per_second(self) -> float:
+        return self.flop / self.timing.median * 1e3
+
+
+def require_cuda() -> torch.device:
+    """The current CUDA device; DriverError if PyTorch has none."""
+    if not torch.cuda.is_available():
+        raise DriverError("PyTorch finds no CUDA device", remedy="run benchmarks on a machine with a GPU")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def inputs_needed(bytes_each: int, device: torch.device, at_most: int = 64) -> int:
+    """How many inputs of that size together are four times the L2 cache."""
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(at_most, -(-4 * l2 // max(bytes_each, 1))))
+
+
+def time_all(runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int = 2) -> dict[str, Timing]:
+    """Time each of ``runs`` on inputs 0 .. inputs - 1, all of them once a round."""
+    replays = {name: _captured(run, inputs) for name, run in runs.items()}
+    names = list(runs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(warm_ups + rounds):
+        at = turn % len(names)
+        for name in names[at:] + names[:at]:
+            milliseconds = _elapsed(replays[name]) / inputs
+            if turn >= warm_ups:
+                times[name].append(milliseconds)
+    return {name: Timing(statistics.median(t), min(t), max(t)) for name, t in times.items()}
+
+
+def _captured(run: Run, inputs: int) -> Callable[[], object]:
+    """A function that calls ``run`` on every input: a graph's replay, or Python if it has none."""
+
+    def once() -> None:
+        for i in range(inputs):
+            run(i)
+
+    once()  # lazy initialisation must not be captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            once()
+    except RuntimeError:  # a peer that synchronises or allocates by itself
+        torch.cuda.synchronize()
+        return once
+    return graph.replay
+
+
+def _elapsed(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A Markdown table, padded so that it reads well in a terminal too."""
+    widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
+
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    print(f"\n{title}\n")
+    print(row(header))
+    print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    for line in lines:
+        print(row(line))
+
+
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    """The rows with the device and the versions that gave them."""
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    record = {
+        "device": device.name,
+        "multiprocessors": device.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rows": [asdict(row) for row in rows],
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.replace(path)
