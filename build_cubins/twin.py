@@ -68,7 +68,7 @@ def assemble(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ringfp4-twin-") as folder:
         source, cubin = Path(folder) / "twin.ptx", Path(folder) / "twin.cubin"
         source.write_text(ptx)
-        command = [_ptxas(), "-arch=sm_90a", level, source, "-o", cubin]
+        command: list[str | Path] = [_ptxas(), "-arch=sm_90a", level, source, "-o", cubin]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise BuildError("ptxas refused the twin", got=result.stderr.strip()[:2000])

@@ -1,0 +1,136 @@
+"""Interprets the straight-line PTX that the twin's rewriter emits, for many lanes at once.
+
+Registers are arrays of 32-bit patterns, one element a lane. Only what the rewriter uses is known;
+anything else raises, so that a test cannot pass over it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint32]
+Registers = dict[str, Words]
+
+# Values of the 128 non-negative E4M3 patterns; the last is NaN.
+_E4M3 = np.array(
+    [(m / 8 * 2.0**-6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7)) for e in range(16) for m in range(8)]
+)
+_E4M3[127] = np.nan
+
+
+def run(code: str, registers: Registers, lanes: int = 32) -> None:
+    """Execute ``code`` on ``registers`` (changed in place)."""
+    registers["%laneid"] = np.arange(lanes, dtype=np.uint32)
+    text = re.sub(r"//[^\n]*", "", code)
+    for statement in (s.strip() for s in re.split(r";|(?<=\{)\s*\n", text)):
+        if statement in ("", "{", "}") or statement.startswith(".reg"):
+            continue
+        opcode, operands = statement.lstrip("{} \n\t").split(None, 1)
+        if opcode.startswith("mma.sync"):
+            _mma(registers, *(_names(v) for v in re.findall(r"\{([^}]*)\}", operands)))
+        elif operands.startswith("{"):  # mov.b32 {byte, _, _, _}, word
+            assert opcode == "mov.b32"
+            first, source = operands[1:].split(",")[0].strip(), operands.rsplit(",", 1)[1].strip()
+            registers[first] = registers[source] & np.uint32(0xFF)
+        else:
+            to, *sources = _names(operands)
+            values = [_value(registers, s, lanes) for s in sources]
+            registers[to] = _OPERATIONS[opcode](*values)
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _value(registers: Registers, text: str, lanes: int) -> Words:
+    if text in registers:
+        return registers[text]
+    bits = int(text[2:], 16) if text.startswith("0f") else int(text, 0)
+    return np.full(lanes, bits & 0xFFFFFFFF, np.uint32)
+
+
+def _f32(x: Words) -> NDArray[np.float32]:
+    return x.view(np.float32)
+
+
+def _bits(x: NDArray[np.floating]) -> Words:
+    return np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+
+
+def _halves(x: Words) -> NDArray[np.float16]:
+    return np.ascontiguousarray(x).view(np.float16).reshape(-1, 2)
+
+
+def _pair(x: NDArray[np.float16]) -> Words:
+    return np.ascontiguousarray(x).view(np.uint32).reshape(-1)
+
+
+def _shuffle(x: Words, source: Words, clamp: Words, members: Words) -> Words:
+    assert (clamp == 31).all()
+    assert (members == 0xFFFFFFFF).all()
+    return x[source]
+
+
+def _prmt(low: Words, high: Words, selector: Words) -> Words:
+    source = [(low >> np.uint32(8 * i)) & 255 for i in range(4)] + [
+        (high >> np.uint32(8 * i)) & 255 for i in range(4)
+    ]
+    table, out = np.stack(source), np.zeros_like(low)
+    for i in range(4):
+        index = (selector >> np.uint32(4 * i)) & np.uint32(7)
+        out |= table[index, np.arange(low.size)] << np.uint32(8 * i)
+    return out
+
+
+def _e4m3x2(x: Words) -> Words:
+    return _pair(np.stack([_E4M3[x & 127], _E4M3[x >> 8 & 127]], axis=1).astype(np.float16))
+
+
+def _fma(a: Words, b: Words, c: Words) -> Words:
+    # Exact in float64 for what the rewriter computes: a power of two times one, plus an FP32 number.
+    return _bits(_f32(a).astype(np.float64) * _f32(b) + _f32(c))
+
+
+_OPERATIONS = {
+    "mov.u32": lambda a: a.copy(),
+    "mov.b32": lambda a: a.copy(),
+    "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
+    "cvt.u16.u32": lambda a: a & np.uint32(0xFFFF),
+    "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
+    "add.u32": lambda a, b: a + b,
+    "mul.lo.u32": lambda a, b: a * b,
+    "shl.b32": lambda a, b: a << b,
+    "shr.u32": lambda a, b: a >> b,
+    "shfl.sync.idx.b32": _shuffle,
+    "prmt.b32": _prmt,
+    "cvt.rn.f16x2.e4m3x2": _e4m3x2,
+    "mul.rn.f16x2": lambda a, b: _pair(_halves(a) * _halves(b)),
+    "abs.f32": lambda a: a & np.uint32(0x7FFFFFFF),
+    "min.f32": lambda a, b: _bits(np.fmin(_f32(a), _f32(b))),
+    "max.f32": lambda a, b: _bits(np.fmax(_f32(a), _f32(b))),
+    "fma.rn.f32": _fma,
+    "setp.num.f32": lambda a, b: (~(np.isnan(_f32(a)) | np.isnan(_f32(b)))).astype(np.uint32),
+    "selp.b32": lambda a, b, p: np.where(p != 0, a, b),
+}
+
+
+def _mma(registers: Registers, d: list[str], a: list[str], b: list[str], c: list[str]) -> None:
+    """mma.sync m16n8k16, FP16 operands, by the PTX ISA's fragment layouts; sums in float64, then FP32."""
+    lane = np.arange(32)
+    g, t = lane // 4, lane % 4
+    A, B, D = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for i, name in enumerate(a):
+        for h in range(2):
+            A[g + 8 * (i % 2), 2 * t + 8 * (i // 2) + h] = _halves(registers[name])[:, h]
+    for i, name in enumerate(b):
+        for h in range(2):
+            B[2 * t + 8 * i + h, g] = _halves(registers[name])[:, h]
+    for i, name in enumerate(c):
+        D[g + 8 * (i // 2), 2 * t + i % 2] = _f32(registers[name])
+    D += A @ B
+    for i, name in enumerate(d):
+        registers[name] = _bits(D[g + 8 * (i // 2), 2 * t + i % 2])
