@@ -82,6 +82,7 @@ def _registers(job: Job, built: Built) -> Iterator[Problem]:
     if not built.sass.count("USETMAXREG"):
         where = "present in the PTX, absent from the machine code" if asked else "absent"
         yield "setmaxnreg", "in effect (launch with min_blocks_per_mp=1)", where
+        return
     if threads % _WARPGROUP:
         yield "threads of a CTA that uses setmaxnreg", f"a multiple of {_WARPGROUP}", threads
     elif asked:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -149,7 +150,8 @@ class _Worker:
             if status == "0":
                 return (folder / "built.json").read_bytes()
             log = folder / "log" if status else self._log
-            tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-25:])
+            printed = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))  # colours
+            tail = "\n".join(printed.strip().splitlines()[-25:])
             raise BuildError(f"did not compile, exit status {status or 'of the worker unknown'}\n{tail}")
 
     def stop(self) -> None:
