@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 
 PY := .venv/bin/python
 CUBINS := runtime/cubins
-CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/fake_driver/*.cpp)
+CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/driver/*.c)
 
 .PHONY: demo test lint format cubins wheels verify-wheels bench gpu-test clean
 
