@@ -200,6 +200,7 @@ ADVERSARIAL = {
     "patterns": all_patterns,
     "boundaries": block_scale_boundaries,
     "midpoints": midpoints,
+    "reciprocal": reciprocal_midpoints,
     "scale_range": scale_range,
     "own_scale": by_own_scale,
 }

@@ -82,7 +82,7 @@ def test_reciprocal_unit_equals_the_table() -> None:
     assert reciprocal.count_differences() == 0
 
 
-@pytest.mark.parametrize("group", ["boundaries", "midpoints", "scale_range", "own_scale"])
+@pytest.mark.parametrize("group", ["boundaries", "midpoints", "reciprocal", "scale_range", "own_scale"])
 def test_reference_gives_the_same_bytes_on_cpu_and_gpu(group: str) -> None:
     for case in cases.ADVERSARIAL[group]():
         x = case.rows(K)
