@@ -12,12 +12,20 @@ from ringfp4.runtime.plan import TILE_ROWS, Plan, round_up, slot_row_bytes
 from ringfp4.runtime.weight import Nvfp4Weight
 
 
-def absmax(x: torch.Tensor, rule: str = "fp32") -> torch.Tensor:
-    """The tensor scale of BF16 ``x`` [M, K] on CUDA: float32, no dimensions. M is at least 1."""
+def absmax_state(device: torch.device) -> torch.Tensor:
+    """What ``absmax`` works in; it leaves it ready for the next call."""
+    return torch.zeros(_core.STATE_BYTES, dtype=torch.uint8, device=device)
+
+
+def absmax(x: torch.Tensor, rule: str = "fp32", state: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor scale of BF16 ``x`` [M, K] on CUDA: float32, no dimensions. M is at least 1.
+
+    ``state``: from ``absmax_state``, default a new one. The result is a view of it, so the next
+    call with the same state overwrites it.
+    """
     plan, m, stride, current = _prepare("absmax", x, 0)
     checks.options("auto", rule, None)
-    scale = torch.empty((), dtype=torch.float32, device=x.device)
-    state = torch.zeros(_core.STATE_BYTES, dtype=torch.uint8, device=x.device)
+    state = absmax_state(x.device) if state is None else state
     plan.sequence.run(
         None,
         current,
@@ -29,7 +37,7 @@ def absmax(x: torch.Tensor, rule: str = "fp32") -> torch.Tensor:
         state=state.data_ptr(),
     )
     offset = _core.SCALE_OFFSET
-    return scale.copy_(state[offset : offset + 4].view(torch.float32)[0])
+    return state[offset : offset + 4].view(torch.float32)[0]
 
 
 def pack(
