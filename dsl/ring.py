@@ -17,44 +17,143 @@ A poll that does not end within ``poll_limit`` tries writes (reason, counter, ta
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
 
 
-def poll(
-    counters: cute.Pointer, index: Int32, target: Int32, status: cute.Pointer, reason: int, limit: int
-) -> None:
-    """Wait until counters[index] >= target, then acquire at gpu scope; trap after ``limit`` tries.
+@dataclass(frozen=True)
+class Ring:
+    """The protocol's operations for one kernel.
 
-    The tries are relaxed, with a short sleep between them: warps that spin without one take issue
-    slots from the MMA warps. One fence at the end makes the successful try an acquire.
+    ``counters`` is the int32 array of RingOrder.counters entries, ``status`` uint32[4].
+    ``packing_warps`` a CTA; ``jitter``: sleep now and then.
     """
-    cute.arch.inline_ptx(
-        "{\n"
-        ".reg .pred enough, more;\n"
-        ".reg .b32 seen, tries;\n"
-        "mov.u32 tries, 0;\n"
-        "TRY:\n"
-        "ld.relaxed.gpu.global.b32 seen, [{$r0}];\n"
-        "setp.ge.s32 enough, seen, {$r1};\n"
-        "@enough bra DONE;\n"
-        "nanosleep.u32 50;\n"
-        "add.u32 tries, tries, 1;\n"
-        f"setp.lt.u32 more, tries, {limit};\n"
-        "@more bra TRY;\n"
-        "st.volatile.global.v4.u32 [{$r2}], { {$r3}, {$r4}, {$r1}, seen };\n"
-        "fence.acq_rel.sys;\n"
-        "trap;\n"
-        "DONE:\n"
-        "fence.acq_rel.gpu;\n"
-        "}",
-        read_only_args=[counters + index, Int32(target), status, Int32(reason), Int32(index)],
-    )
+
+    order: RingOrder
+    packing_warps: int
+    poll_limit: int
+    jitter: bool
+    counters: cute.Pointer
+    status: cute.Pointer
+
+    def shake(self, seed: Int32) -> None:
+        if const_expr(self.jitter):
+            sleep_randomly(seed)
+
+    def acquire(self, tile: Int32, chunk: Int32) -> None:
+        """Loader, whole warp: wait until chunk ``chunk`` of tile ``tile`` has been packed."""
+        index = self.order.ready_index(self.order.slot(tile), chunk)
+        self._poll(index, self.order.ready_target(tile), WAITS_FOR_ROWS)
+        self.shake(tile + chunk)
+        # What the poll acquired was written through the generic proxy; the copy is issued to the async one.
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def wait_for_slot(self, tile: Int32) -> None:
+        """Packing warp: wait until the slot of tile ``tile`` may be overwritten."""
+        target = self.order.done_target(tile)
+        if target > 0:
+            self._poll(self.order.done_index(self.order.slot(tile)), target, WAITS_FOR_SLOT)
+
+    @cute.jit
+    def publish(self, tile: Int32, chunk: Int32) -> None:
+        """Whole warp, after packing one chunk of a unit."""
+        self._before_publish(tile)
+        if cute.arch.lane_idx() == 0:
+            self._arrive(tile, chunk)
+
+    @cute.jit
+    def publish_all(self, tile: Int32) -> None:
+        """Whole warp, after packing all chunks of a unit: a lane for each chunk."""
+        self._before_publish(tile)
+        if cute.arch.lane_idx() < self.order.k_chunks:
+            self._arrive(tile, cute.arch.lane_idx())
+
+    def _before_publish(self, tile: Int32) -> None:
+        self.shake(tile)
+        # Each lane orders its own generic writes before the async reads to come ...
+        cute.arch.fence_proxy("async.global")
+        # ... and the warp barrier orders all lanes' writes before the lane that releases them.
+        cute.arch.sync_warp()
+
+    def _arrive(self, tile: Int32, chunk: Int32) -> None:
+        self._add_release(self.order.ready_index(self.order.slot(tile), chunk))
+
+    def recycle(self, tile: Int32) -> None:
+        """One consumer thread, after it has waited for the last load of an output tile."""
+        self.shake(tile)
+        self._add_release(self.order.done_index(self.order.slot(tile)))
+
+    @cute.jit
+    def contribute_maximum(self, bits: Uint32, warps: Int32) -> Uint32:
+        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``."""
+        amax = self.counters + self.order.amax_index
+        if cute.arch.lane_idx() == 0:
+            cute.arch.red(amax, bits, op="max", dtype=Uint32, sem="relaxed", scope="gpu")
+            # The release orders this warp's maximum before its arrival.
+            self._add_release(self.order.amax_count_index)
+        cute.arch.sync_warp()
+        self._poll(self.order.amax_count_index, warps, WAITS_FOR_MAXIMUM)
+        return cute.arch.load(amax, Uint32, sem="relaxed", scope="gpu")
+
+    @cute.jit
+    def finish(self, ctas: Int32) -> None:
+        """One thread of an agent that will not touch the counters again.
+
+        The last agent of the grid sets all of them to zero for the next launch on this ring, which
+        needs neither a memset nor an epoch: so a captured graph can be replayed. Acquire and release:
+        every other agent's updates come before the zeros, which the end of the kernel publishes.
+        """
+        fin = self.counters + self.order.fin_index
+        arrived = cute.arch.atomic_add(fin, Int32(1), sem="acq_rel", scope="gpu")
+        if arrived == self.order.agents(ctas, self.packing_warps) - 1:
+            for i in cutlass.range(self.order.counters, unroll=1):
+                cute.arch.store(self.counters + i, Int32(0), sem="relaxed", scope="gpu")
+
+    def _add_release(self, index: Int32) -> None:
+        one = Int32(1)
+        cute.arch.red(self.counters + index, one, op="add", dtype=Int32, sem="release", scope="gpu")
+
+    def _poll(self, index: Int32, target: Int32, reason: int) -> None:
+        """Wait until counters[index] >= target, then acquire at gpu scope; trap after poll_limit tries.
+
+        The tries are relaxed, with a short sleep between them: warps that spin without one take issue
+        slots from the MMA warps. One fence at the end makes the successful try an acquire.
+        """
+        cute.arch.inline_ptx(
+            "{\n"
+            ".reg .pred enough, more;\n"
+            ".reg .b32 seen, tries;\n"
+            "mov.u32 tries, 0;\n"
+            "TRY:\n"
+            "ld.relaxed.gpu.global.b32 seen, [{$r0}];\n"
+            "setp.ge.s32 enough, seen, {$r1};\n"
+            "@enough bra DONE;\n"
+            "nanosleep.u32 50;\n"
+            "add.u32 tries, tries, 1;\n"
+            f"setp.lt.u32 more, tries, {self.poll_limit};\n"
+            "@more bra TRY;\n"
+            "st.volatile.global.v4.u32 [{$r2}], { {$r3}, {$r4}, {$r1}, seen };\n"
+            "fence.acq_rel.sys;\n"
+            "trap;\n"
+            "DONE:\n"
+            "fence.acq_rel.gpu;\n"
+            "}",
+            read_only_args=[
+                self.counters + index,
+                Int32(target),
+                self.status,
+                Int32(reason),
+                Int32(index),
+            ],
+        )
 
 
-def jitter(seed: Int32) -> None:
+def sleep_randomly(seed: Int32) -> None:
     """Sleep for a pseudo-random 0 to 4095 ns: for tests that shake the order of events."""
     cute.arch.inline_ptx(
         "{\n"
@@ -65,92 +164,3 @@ def jitter(seed: Int32) -> None:
         "}",
         read_only_args=[seed + Int32(cute.arch.clock())],
     )
-
-
-class Ring:
-    """The protocol's operations for one kernel; all constants are known at compile time.
-
-    ``counters`` is the int32 array of RingOrder.counters entries, ``status`` uint32[4].
-    """
-
-    def __init__(self, order: RingOrder, packing_warps: int, poll_limit: int, jitter: bool) -> None:
-        self.order, self.packing_warps = order, packing_warps
-        self.poll_limit, self.jitter = poll_limit, jitter
-
-    def shake(self, seed: Int32) -> None:
-        if const_expr(self.jitter):
-            jitter(seed)
-
-    def acquire(self, counters: cute.Pointer, status: cute.Pointer, tile: Int32, chunk: Int32) -> None:
-        """Loader, whole warp: wait until chunk ``chunk`` of tile ``tile`` has been packed."""
-        index = self.order.ready_index(self.order.slot(tile), chunk)
-        poll(counters, index, self.order.ready_target(tile), status, WAITS_FOR_ROWS, self.poll_limit)
-        self.shake(tile + chunk)
-        # What the poll acquired was written through the generic proxy; the copy is issued to the async one.
-        cute.arch.fence_proxy("async.global")
-
-    @cute.jit
-    def wait_for_slot(self, counters: cute.Pointer, status: cute.Pointer, tile: Int32) -> None:
-        """Packing warp: wait until the slot of tile ``tile`` may be overwritten."""
-        target = self.order.done_target(tile)
-        if target > 0:
-            index = self.order.done_index(self.order.slot(tile))
-            poll(counters, index, target, status, WAITS_FOR_SLOT, self.poll_limit)
-
-    @cute.jit
-    def publish(self, counters: cute.Pointer, tile: Int32, chunk: Int32, lane: Int32) -> None:
-        """Whole warp, after packing one chunk of a unit."""
-        self._before_publish(tile)
-        if lane == 0:
-            self._arrive(counters, tile, chunk)
-
-    @cute.jit
-    def publish_all(self, counters: cute.Pointer, tile: Int32, lane: Int32) -> None:
-        """Whole warp, after packing all chunks of a unit: a lane for each chunk."""
-        self._before_publish(tile)
-        if lane < self.order.k_chunks:
-            self._arrive(counters, tile, lane)
-
-    def _before_publish(self, tile: Int32) -> None:
-        self.shake(tile)
-        # Each lane orders its own generic writes before the async reads to come ...
-        cute.arch.fence_proxy("async.global")
-        # ... and the warp barrier orders all lanes' writes before the lane that releases them.
-        cute.arch.sync_warp()
-
-    def _arrive(self, counters: cute.Pointer, tile: Int32, chunk: Int32) -> None:
-        index = self.order.ready_index(self.order.slot(tile), chunk)
-        cute.arch.red(counters + index, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
-
-    def recycle(self, counters: cute.Pointer, tile: Int32) -> None:
-        """One consumer thread, after it has waited for the last load of an output tile."""
-        self.shake(tile)
-        index = self.order.done_index(self.order.slot(tile))
-        cute.arch.red(counters + index, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
-
-    @cute.jit
-    def contribute_maximum(
-        self, counters: cute.Pointer, status: cute.Pointer, bits: Uint32, warps: Int32, lane: Int32
-    ) -> Uint32:
-        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``."""
-        amax, count = counters + self.order.amax_index, counters + self.order.amax_count_index
-        if lane == 0:
-            cute.arch.red(amax, bits, op="max", dtype=Uint32, sem="relaxed", scope="gpu")
-            # The release orders this warp's maximum before its arrival.
-            cute.arch.red(count, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
-        cute.arch.sync_warp()
-        poll(counters, Int32(self.order.amax_count_index), warps, status, WAITS_FOR_MAXIMUM, self.poll_limit)
-        return cute.arch.load(amax, Uint32, sem="relaxed", scope="gpu")
-
-    @cute.jit
-    def finish(self, counters: cute.Pointer, grid: Int32) -> None:
-        """One thread of an agent that will not touch the counters again.
-
-        The last agent of the grid sets all of them to zero for the next launch on this ring, which
-        needs neither a memset nor an epoch: so a captured graph can be replayed. Acquire and release:
-        every other agent's updates come before the zeros, which the end of the kernel publishes.
-        """
-        arrived = cute.arch.atomic_add(counters + self.order.fin_index, Int32(1), sem="acq_rel", scope="gpu")
-        if arrived == self.order.agents(grid, self.packing_warps) - 1:
-            for i in cutlass.range(self.order.counters, unroll=1):
-                cute.arch.store(counters + i, Int32(0), sem="relaxed", scope="gpu")

@@ -33,6 +33,7 @@ class HopperGemmConfig(KernelConfig):
 
     kind: ClassVar[str] = "gemm"
     module: ClassVar[str] = "ringfp4.dsl.hopper_gemm"
+    least_producer_registers: ClassVar[int] = 32
 
     features: int  # N
     tile_m: int
@@ -77,7 +78,7 @@ class HopperGemmConfig(KernelConfig):
         """
         at_launch = min(REGISTERS_PER_SM // (self.threads * self.ctas_per_sm) // 8 * 8, 248)
         total = at_launch * (1 + self.consumers)
-        consumer = min((total - 32) // self.consumers // 8 * 8, 240)
+        consumer = min((total - self.least_producer_registers) // self.consumers // 8 * 8, 240)
         return total - self.consumers * consumer, consumer
 
     @property
