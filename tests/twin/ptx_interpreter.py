@@ -7,6 +7,7 @@ anything else raises, so that a test cannot pass over it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,6 @@ def run(code: str, registers: Registers, lanes: int = 32) -> None:
         opcode, operands = statement.lstrip("{} \n\t").split(None, 1)
         if opcode.startswith("mma.sync"):
             _mma(registers, *(_names(v) for v in re.findall(r"\{([^}]*)\}", operands)))
-        elif operands.startswith("{"):  # mov.b32 {byte, _, _, _}, word
-            assert opcode == "mov.b32"
-            first, source = operands[1:].split(",")[0].strip(), operands.rsplit(",", 1)[1].strip()
-            registers[first] = registers[source] & np.uint32(0xFF)
         else:
             to, *sources = _names(operands)
             values = [_value(registers, s, lanes) for s in sources]
@@ -94,6 +91,16 @@ def _fma(a: Words, b: Words, c: Words) -> Words:
     return _bits(_f32(a).astype(np.float64) * _f32(b) + _f32(c))
 
 
+def _canonical(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Arithmetic gives one NaN only, a positive one."""
+    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF).view(np.float32), x)
+
+
+def _xorsign(extremum: Callable[..., NDArray[np.float32]], a: Words, b: Words) -> Words:
+    magnitude = _bits(extremum(np.abs(_f32(a)), np.abs(_f32(b))))
+    return (magnitude & np.uint32(0x7FFFFFFF)) | ((a ^ b) & np.uint32(0x80000000))
+
+
 _OPERATIONS = {
     "mov.u32": lambda a: a.copy(),
     "mov.b32": lambda a: a.copy(),
@@ -109,12 +116,12 @@ _OPERATIONS = {
     "prmt.b32": _prmt,
     "cvt.rn.f16x2.e4m3x2": _e4m3x2,
     "mul.rn.f16x2": lambda a, b: _pair(_halves(a) * _halves(b)),
-    "abs.f32": lambda a: a & np.uint32(0x7FFFFFFF),
-    "min.f32": lambda a, b: _bits(np.fmin(_f32(a), _f32(b))),
-    "max.f32": lambda a, b: _bits(np.fmax(_f32(a), _f32(b))),
     "fma.rn.f32": _fma,
-    "setp.num.f32": lambda a, b: (~(np.isnan(_f32(a)) | np.isnan(_f32(b)))).astype(np.uint32),
-    "selp.b32": lambda a, b, p: np.where(p != 0, a, b),
+    "add.rn.f32": lambda a, b: _bits(_canonical(_f32(a) + _f32(b))),
+    "min.xorsign.abs.f32": lambda a, b: _xorsign(np.fmin, a, b),
+    "max.xorsign.abs.f32": lambda a, b: _xorsign(np.fmax, a, b),
+    "mad.lo.u32": lambda a, b, c: a * b + c,
+    "cvt.u8.u32": lambda a: a & np.uint32(0xFF),
 }
 
 
