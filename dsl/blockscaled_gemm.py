@@ -60,8 +60,11 @@ def smem_layouts(config: GemmConfig):
 
 
 def coordinates(tensor):
-    """A TMA tensor without its outer extents: they are in the tensor map, the kernel needs no parameter."""
-    shape = (1 << 30,) * (cute.rank(tensor) - 1) + tensor.shape[-1:]
+    """A TMA tensor without its extents: they are in the tensor map, the kernel needs no parameter.
+
+    Nor may an extent be a single tile: CuTe drops its mode, and every tile would have coordinate 0.
+    """
+    shape = (1 << 20,) * cute.rank(tensor)
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=tensor.stride))
 
 
