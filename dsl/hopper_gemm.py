@@ -16,27 +16,58 @@ loads overlap the epilogue.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_ptr
 from cutlass.pipeline import PipelineUserType, pipeline_init_arrive, pipeline_init_wait
-
 from ringfp4.dsl.config.hopper import STRIP_ROWS, TILE_K, HopperGemmConfig
 from ringfp4.dsl.epilogue import read_alpha
 from ringfp4.dsl.hopper_epilogue import HopperEpilogue
 from ringfp4.dsl.hopper_mainloop import BLOCK_WORDS, HopperMainloop
 from ringfp4.dsl.ring_order import tile_coord
 
-# The runtime encodes the tensor maps for the real m. A constant here keeps the DSL from adding
-# an extent of its own to the kernel's parameters; nothing reads it.
+# The runtime encodes the tensor maps, for the real m and N, and they clip. What the DSL is told
+# must only have room for every tile; a constant keeps it from adding an extent to the parameters.
 ANY_ROWS = 1 << 20
 
 
 class HopperGemm:
+    """The GEMM for one configuration; the persistent ring's kernel is made of the same parts."""
+
     def __init__(self, config: HopperGemmConfig):
         self.config = config
         self.mainloop = HopperMainloop(config)
         self.epilogue = HopperEpilogue(config)
+
+    # Host side
+
+    def make_copies(self, mQ: cute.Tensor, mYt: cute.Tensor):
+        """TMA atoms and tensors of q and y, layouts of their shared memory; sets Storage."""
+        c = self.config
+        sQ_layout = self.mainloop.activation_layout()
+        sY_layout = self.epilogue.staging_layout()
+
+        @cute.struct
+        class Storage:
+            sQ: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(sQ_layout)], 1024]
+            sY: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(sY_layout)], 1024]
+            sW: cute.struct.Align[cute.struct.MemRange[Int32, BLOCK_WORDS * c.consumers * c.stages], 128]
+            barriers: cute.struct.MemRange[cutlass.Int64, 2 * c.stages]
+
+        self.storage = Storage
+        copies = (self.mainloop.make_load_atom(mQ), self.epilogue.make_store_atom(mYt))
+        return copies, (sQ_layout, sY_layout)
+
+    def launch(self, kernel, stream):
+        c = self.config
+        kernel.launch(
+            grid=(1, 1, 1),  # the runtime launches what the manifest says
+            block=(c.threads, 1, 1),
+            cluster=c.cluster,
+            min_blocks_per_mp=c.ctas_per_sm,
+            preferred_smem_carveout=100,  # unused as well, but else the DSL asks a GPU for its limit
+            stream=stream,
+        )
 
     @cute.jit
     def __call__(
@@ -50,162 +81,163 @@ class HopperGemm:
         m: Int32,
         stream,
     ):
-        c = self.config
-        sQ_layout = self.mainloop.activation_layout()
-        sY_layout = self.epilogue.staging_layout()
-        tma_q, gQ = self.mainloop.make_load_atom(mQ)
-        tma_y, gYt = self.epilogue.make_store_atom(mYt)
+        copies, layouts = self.make_copies(mQ, mYt)
+        self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.launch(self.kernel(mW, copies, layouts, scale, w_scale, bias, m), stream)
 
-        @cute.struct
-        class Storage:
-            sQ: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(sQ_layout)], 1024]
-            sY: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(sY_layout)], 1024]
-            sW: cute.struct.Align[cute.struct.MemRange[Int32, BLOCK_WORDS * c.consumers * c.stages], 128]
-            barriers: cute.struct.MemRange[cutlass.Int64, 2 * c.stages]
-
-        self.storage = Storage
-        self.kernel.set_name_prefix(c.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(mW, tma_q, gQ, tma_y, gYt, scale, w_scale, bias, m, sQ_layout, sY_layout).launch(
-            grid=(1, 1, 1),  # the runtime launches what the manifest says
-            block=(c.threads, 1, 1),
-            cluster=c.cluster,
-            min_blocks_per_mp=c.ctas_per_sm,
-            preferred_smem_carveout=100,  # unused as well, but else the DSL asks a GPU for its limit
-            stream=stream,
-        )
+    # Device side
 
     @cute.kernel
     def kernel(
         self,
         mW: cute.Tensor,
-        tma_q: cute.CopyAtom,
-        gQ: cute.Tensor,
-        tma_y: cute.CopyAtom,
-        gYt: cute.Tensor,
+        copies: tuple,
+        layouts: tuple,
         scale: cute.Pointer,
         w_scale: cute.Pointer,
         bias: cute.Pointer,
         m: Int32,
-        sQ_layout: cute.ComposedLayout,
-        sY_layout: cute.ComposedLayout,
     ):
-        c = self.config
-        multicast = c.cluster[0]
         thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup = cute.arch.make_warp_uniform(thread // 128)
-        rank = cta % multicast
-
-        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
-        pipe = self.mainloop.make_pipeline(storage.barriers.data_ptr())
-        pipeline_init_arrive(cluster_shape_mn=(multicast, 1), is_relaxed=True)
-        sQ = storage.sQ.get_tensor(sQ_layout.outer, swizzle=sQ_layout.inner)  # (tile_m, TILE_K, stage)
-        sY = storage.sY.get_tensor(sY_layout.outer, swizzle=sY_layout.inner)  # (strip, tile_m, consumer)
-        sW = storage.sW.get_tensor(cute.make_layout((BLOCK_WORDS, c.consumers, c.stages)))
-
-        m_tiles = (m + (c.tile_m - 1)) // c.tile_m
-        n_groups = c.n_tiles // multicast
-        tiles = m_tiles * n_groups
-        pipeline_init_wait(cluster_shape_mn=(multicast, 1))
-
+        pipe, sQ, sY, sW = self.make_shared(layouts)
+        producer_registers, consumer_registers = self.config.registers
         if warpgroup == 0:
-            producer_registers, _ = c.registers
             cute.arch.setmaxregister_decrease(producer_registers)
             if warp == 0:
-                # (TMA, stage) and (TMA, m tile, K step)
-                tQsQ, tQgQ = cpasync.tma_partition(
-                    tma_q,
-                    rank,
-                    cute.make_layout(multicast),
-                    cute.group_modes(sQ, 0, 2),
-                    cute.group_modes(cute.local_tile(gQ, (c.tile_m, TILE_K), (None, None)), 0, 2),
-                )
-                state = self.mainloop.make_state(PipelineUserType.Producer)
-                index = cta // multicast
-                while index < tiles:
-                    m_tile, n_group = tile_coord(index, m_tiles, n_groups, c.group)
-                    strip = (n_group * multicast + rank) * c.consumers
-                    state = self.mainloop.load(
-                        pipe,
-                        state,
-                        0,
-                        self.mainloop.k_steps,
-                        tma_q,
-                        tQgQ[(None, m_tile, None)],
-                        tQsQ,
-                        mW,
-                        sW,
-                        strip,
-                    )
-                    index += ctas // multicast
-                pipe.producer_tail(state)
+                self.produce(pipe, copies[0], mW, sQ, sW, m)
         if warpgroup != 0:
-            _, consumer_registers = c.registers
             cute.arch.setmaxregister_increase(consumer_registers)
-            consumer = warpgroup - 1
-            thread_in_group = thread % 128
-            warp_in_group = warp % 4
-            tiled_mma = self.mainloop.make_tiled_mma()
-            tBrQ = tiled_mma.make_fragment_B(tiled_mma.get_slice(thread_in_group).partition_B(sQ))
-            acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((STRIP_ROWS, c.tile_m)), Float32)
-            tArA = [
-                cute.make_rmem_tensor(tiled_mma.partition_shape_A((STRIP_ROWS, TILE_K)), BFloat16)
-                for _ in range(2)
-            ]
-            block = self.mainloop.block_address(storage.sW.data_ptr(), consumer, thread_in_group)
-            staging = self.epilogue.staging_address(
-                storage.sY.data_ptr(), consumer, warp_in_group, thread % 32
-            )
-            # (TMA, consumer) and (TMA, strip, m tile)
-            tYsY, tYgY = cpasync.tma_partition(
+            self.consume(pipe, copies[1], sQ, sW, sY, read_alpha(scale, w_scale), bias, m)
+
+    def make_shared(self, layouts):
+        """The CTA's shared memory: the pipeline, ready for use, and
+
+        sQ (tile_m, TILE_K, stage), sY (strip, tile_m, consumer), sW (word, consumer, stage).
+        """
+        c, (sQ_layout, sY_layout) = self.config, layouts
+        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
+        pipe = self.mainloop.make_pipeline(storage.barriers.data_ptr())
+        pipeline_init_arrive(cluster_shape_mn=(c.cluster[0], 1), is_relaxed=True)
+        sQ = storage.sQ.get_tensor(sQ_layout.outer, swizzle=sQ_layout.inner)
+        sY = storage.sY.get_tensor(sY_layout.outer, swizzle=sY_layout.inner)
+        sW = storage.sW.get_tensor(cute.make_layout((BLOCK_WORDS, c.consumers, c.stages)))
+        pipeline_init_wait(cluster_shape_mn=(c.cluster[0], 1))
+        return pipe, sQ, sY, sW
+
+    def walk(self, m):
+        """First output tile of this cluster, distance to its next one, m tiles and all tiles."""
+        multicast = self.config.cluster[0]
+        m_tiles = (m + (self.config.tile_m - 1)) // self.config.tile_m
+        first, step = cute.arch.block_idx()[0] // multicast, cute.arch.grid_dim()[0] // multicast
+        return first, step, m_tiles, m_tiles * (self.config.n_tiles // multicast)
+
+    def coord(self, index, m_tiles):
+        """(m tile, this CTA's first strip) of a cluster's output tile."""
+        c, multicast = self.config, self.config.cluster[0]
+        m_tile, n_group = tile_coord(index, m_tiles, c.n_tiles // multicast, c.group)
+        return m_tile, (n_group * multicast + cute.arch.block_idx()[0] % multicast) * c.consumers
+
+    @cute.jit
+    def produce(self, pipe, load, mW, sQ, sW, m, ring: cutlass.Constexpr = None):
+        """One warp: all loads of this CTA. With a ring they wait for it, a K chunk at a time."""
+        c, (tma_q, gQ) = self.config, load
+        # (TMA, stage) and (TMA, m tile, K step)
+        tQsQ, tQgQ = cpasync.tma_partition(
+            tma_q,
+            cute.arch.block_idx()[0] % c.cluster[0],
+            cute.make_layout(c.cluster[0]),
+            cute.group_modes(sQ, 0, 2),
+            cute.group_modes(cute.local_tile(gQ, (c.tile_m, TILE_K), (None, None)), 0, 2),
+        )
+        chunks = 1 if ring is None else ring.order.k_chunks
+        steps = self.mainloop.k_steps // chunks
+        state = self.mainloop.make_state(PipelineUserType.Producer)
+        index, stride, m_tiles, tiles = self.walk(m)
+        while index < tiles:
+            m_tile, strip = self.coord(index, m_tiles)
+            slot = m_tile if const_expr(ring is None) else ring.order.slot(m_tile)
+            for chunk in cutlass.range(chunks, unroll=1):
+                if const_expr(ring is not None):
+                    ring.acquire(m_tile, chunk)
+                first = chunk * steps
+                tile = tQgQ[(None, slot, None)]
+                state = self.mainloop.load(
+                    pipe, state, first, first + steps, tma_q, tile, tQsQ, mW, sW, strip
+                )
+            index += stride
+        pipe.producer_tail(state)
+
+    @cute.jit
+    def consume(self, pipe, store, sQ, sW, sY, alpha, bias, m, ring: cutlass.Constexpr = None):
+        """The consumer warpgroups: mainloop, then epilogue. With a ring the first hands slots back."""
+        c, (tma_y, gYt) = self.config, store
+        thread, _, _ = cute.arch.thread_idx()
+        warpgroup = cute.arch.make_warp_uniform(thread // 128)
+        warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4
+        consumer, thread_in_group = warpgroup - 1, thread % 128
+        tiled_mma = self.mainloop.make_tiled_mma()
+        tBrQ = tiled_mma.make_fragment_B(tiled_mma.get_slice(thread_in_group).partition_B(sQ))
+        acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C((STRIP_ROWS, c.tile_m)), Float32)
+        tArA = [
+            cute.make_rmem_tensor(tiled_mma.partition_shape_A((STRIP_ROWS, TILE_K)), BFloat16)
+            for _ in range(2)
+        ]
+        block = self.mainloop.block_address(sW.iterator, consumer, thread_in_group)
+        staging = self.epilogue.staging_address(sY.iterator, consumer, warp_in_group, thread % 32)
+        # (TMA, consumer) and (TMA, strip, m tile)
+        tYsY, tYgY = cpasync.tma_partition(
+            tma_y,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(sY, 0, 2),
+            cute.group_modes(cute.local_tile(gYt, (STRIP_ROWS, c.tile_m), (None, None)), 0, 2),
+        )
+        row_in_strip = 16 * warp_in_group + thread % 32 // 4
+        read = self.mainloop.make_state(PipelineUserType.Consumer)
+        release = self.mainloop.make_state(PipelineUserType.Consumer)
+        index, stride, m_tiles, tiles = self.walk(m)
+        while index < tiles:
+            m_tile, first_strip = self.coord(index, m_tiles)
+            strip = first_strip + consumer
+            read, release = self.mainloop.accumulate(pipe, read, release, tiled_mma, acc, tArA, tBrQ, block)
+            if const_expr(ring is not None):
+                ring.recycle(m_tile, thread == 128)
+            factor = self.epilogue.scale(acc, alpha, bias, strip * STRIP_ROWS + row_in_strip)
+            self.epilogue.store(
+                acc,
+                factor,
+                staging,
+                warpgroup,
+                warp_in_group,
                 tma_y,
-                0,
-                cute.make_layout(1),
-                cute.group_modes(sY, 0, 2),
-                cute.group_modes(cute.local_tile(gYt, (STRIP_ROWS, c.tile_m), (None, None)), 0, 2),
+                tYsY[(None, consumer)],
+                tYgY[(None, strip, m_tile)],
             )
-            alpha = read_alpha(scale, w_scale)
-            row_in_strip = 16 * warp_in_group + thread % 32 // 4
-            read = self.mainloop.make_state(PipelineUserType.Consumer)
-            release = self.mainloop.make_state(PipelineUserType.Consumer)
-            index = cta // multicast
-            while index < tiles:
-                m_tile, n_group = tile_coord(index, m_tiles, n_groups, c.group)
-                strip = (n_group * multicast + rank) * c.consumers + consumer
-                read, release = self.mainloop.accumulate(
-                    pipe, read, release, tiled_mma, acc, tArA, tBrQ, block
-                )
-                factor = self.epilogue.scale(acc, alpha, bias, strip * STRIP_ROWS + row_in_strip)
-                self.epilogue.store(
-                    acc,
-                    factor,
-                    staging,
-                    warpgroup,
-                    warp_in_group,
-                    tma_y,
-                    tYsY[(None, consumer)],
-                    tYgY[(None, strip, m_tile)],
-                )
-                index += ctas // multicast
-            if warp_in_group == 0:
-                self.epilogue.drain()
+            index += stride
+        if warp_in_group == 0:
+            self.epilogue.drain()
+
+
+def fake_tensors(config: HopperGemmConfig):
+    """w, q and y transposed for a compile."""
+    k, strips = config.k, config.features // STRIP_ROWS
+
+    def tensor(dtype, shape, order):
+        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
+
+    return (
+        tensor(Int32, (BLOCK_WORDS, k // TILE_K, strips), (0, 1, 2)),
+        tensor(BFloat16, (ANY_ROWS, k), (1, 0)),
+        tensor(BFloat16, (config.n_tiles * config.tile_n, ANY_ROWS), (0, 1)),
+    )
 
 
 def compile_kernel(config: HopperGemmConfig):
     """The compiled kernel; its entry is config.name, its parameters are config.params()."""
-    k, n = config.k, config.features
-    strips = n // STRIP_ROWS
-    blocks = make_fake_compact_tensor(
-        Int32, (BLOCK_WORDS, k // TILE_K, strips), stride_order=(0, 1, 2), assumed_align=16
-    )
-    q = make_fake_compact_tensor(BFloat16, (ANY_ROWS, k), stride_order=(1, 0), assumed_align=16)
-    y_transposed = make_fake_compact_tensor(
-        BFloat16, (n, ANY_ROWS), stride_order=(0, 1), assumed_align=16
-    )
     scale = make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=4)
     bias = make_ptr(BFloat16, 0, cute.AddressSpace.gmem, assumed_align=2)
     return cute.compile(
-        HopperGemm(config), blocks, q, y_transposed, scale, scale, bias, Int32(1), make_fake_stream()
+        HopperGemm(config), *fake_tensors(config), scale, scale, bias, Int32(1), make_fake_stream()
     )

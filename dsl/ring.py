@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Boolean, Int32, Uint32, const_expr
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
 
 
@@ -83,10 +83,15 @@ class Ring:
     def _arrive(self, tile: Int32, chunk: Int32) -> None:
         self._add_release(self.order.ready_index(self.order.slot(tile), chunk))
 
-    def recycle(self, tile: Int32) -> None:
-        """One consumer thread, after it has waited for the last load of an output tile."""
-        self.shake(tile)
-        self._add_release(self.order.done_index(self.order.slot(tile)))
+    @cute.jit
+    def recycle(self, tile: Int32, leads: Boolean) -> None:
+        """Consumers, after the last load of an output tile; the one thread that ``leads`` arrives.
+
+        It has itself waited for every load of the output tile.
+        """
+        if leads:
+            self.shake(tile)
+            self._add_release(self.order.done_index(self.order.slot(tile)))
 
     @cute.jit
     def contribute_maximum(self, bits: Uint32, warps: Int32) -> Uint32:

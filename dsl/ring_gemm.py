@@ -117,8 +117,7 @@ class RingGemm(BlockScaledGemm):
             while tile < tiles:
                 m_tile, n_tile = config.order.tile_coord(tile, m_tiles)
                 state = consumer.multiply_tile(acc, state)
-                if thread == 0:  # it has waited for every load of this output tile
-                    ring.recycle(m_tile)
+                ring.recycle(m_tile, thread == 0)
                 epilogue.store_tile(acc, alpha, m_tile, n_tile)
                 tile += step
             epilogue.finish()

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import TILES, GemmConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
-from ringfp4.dsl.config.ring import RingGemmConfig
+from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingGemmConfig
 from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
-RING_GROUPS = (16, 8)  # m tiles of a group, a variant each; the first is the default
+# Variants of the fused kernels, the default first: m tiles of a group; on Hopper (tile_m, m tiles).
+RING_GROUPS = (16, 8)
+HOPPER_RINGS = ((208, 7), (176, 8))
 
 
 @dataclass(frozen=True)
@@ -40,5 +42,10 @@ def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
 
 def _rings(linear: Linear, arch: str) -> list[KernelConfig]:
     """The fused kernels; a linear that they do not suit has the other schedules only."""
-    rings = [RingGemmConfig.for_linear(linear.n, linear.k, group=group) for group in RING_GROUPS]
+    n, k = linear.n, linear.k
+    rings: list[KernelConfig]
+    if arch == "sm_90a":
+        rings = [HopperRingGemmConfig.for_linear(n, k, tile_m, group) for tile_m, group in HOPPER_RINGS]
+    else:
+        rings = [RingGemmConfig.for_linear(n, k, group) for group in RING_GROUPS]
     return [config for config in rings if not config.problems(arch)]

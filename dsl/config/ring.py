@@ -14,7 +14,7 @@ from ringfp4.dsl.ring_order import RingOrder
 K_CHUNKS = 7  # divides K of every H3 role; enough for the first loads to start early
 MAX_PIECES = 4  # more would not fit into a packing warp's registers
 PACKING_WARPS = WARPGROUP_WARPS - 1  # the producer warpgroup without its loader
-PRODUCER_REGISTERS = 72  # a thread, for packing
+
 # Output tiles of the first group: several for each CTA, to do while the second group is packed.
 FIRST_TILES = 168
 # A poll takes about 0.5 us with its sleep, so this is some seconds; other work may hold SMs for long.
@@ -116,7 +116,7 @@ class RingGemmConfig(RingFields, GemmConfig):
     module: ClassVar[str] = "ringfp4.dsl.ring_gemm"
     packed: ClassVar[bool] = True
 
-    producer_registers: int = PRODUCER_REGISTERS
+    producer_registers: int = 72
     mma_registers: int = 216
 
     @classmethod
@@ -144,7 +144,7 @@ class HopperRingGemmConfig(RingFields, HopperGemmConfig):
 
     module: ClassVar[str] = "ringfp4.dsl.hopper_ring_gemm"
     packed: ClassVar[bool] = False
-    least_producer_registers: ClassVar[int] = PRODUCER_REGISTERS
+    least_producer_registers: ClassVar[int] = 88
 
     @classmethod
     def for_linear(
