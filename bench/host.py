@@ -1,0 +1,135 @@
+"""Host time of a call: ``python -m bench host [--cubins DIR] [--arch ARCH] [--role qkv] [--m 2048]``.
+
+Only the time until the call returns is taken, in short batches with the device idle before each,
+so that nothing waits for a full launch queue. In the same run: PyTorch's BF16 ``F.linear`` and, if
+it is installed, Comfy Kitchen's quantise and matmul. Also what loading costs, and the time from
+``import ringfp4.runtime`` to a finished result in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from ringfp4 import runtime
+from ringfp4.runtime import devices, streams
+
+from bench.harness import require_cuda
+
+BATCH, BATCHES = 20, 30
+SHAPES = Path(__file__).parents[1] / "shapes" / "h3.toml"
+
+FIRST_RESULT = """
+import time, torch
+torch.cuda.init()
+x = torch.randn({m}, {k}, device="cuda").bfloat16()
+qdata = torch.zeros({n}, {k} // 2, dtype=torch.uint8, device="cuda")
+scales = torch.zeros(-(-{n} // 128) * 128, -(-{k} // 64) * 4, dtype=torch.uint8, device="cuda")
+tensor_scale = torch.ones((), device="cuda")
+torch.cuda.synchronize()
+start = time.perf_counter()
+from ringfp4 import runtime
+imported = time.perf_counter()
+runtime.load(path={paths!r} or None, arch={arch!r})
+loaded = time.perf_counter()
+runtime.ring_linear(x, runtime.Nvfp4Weight(qdata, scales, tensor_scale))
+torch.cuda.synchronize()
+done = time.perf_counter()
+print(imported - start, loaded - imported, done - start)
+"""
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Median over the batches of the mean host time of one call."""
+    call()
+    times = []
+    for _ in range(BATCHES):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(BATCH):
+            call()
+        times.append((time.perf_counter() - start) / BATCH)
+    torch.cuda.synchronize()
+    return 1e6 * statistics.median(times)
+
+
+def launches_only(x: torch.Tensor, w: runtime.Nvfp4Weight, y: torch.Tensor) -> Callable[[], object]:
+    """The C++ part of a call by itself, its arguments made beforehand."""
+    ordinal = x.device.index
+    stream = streams.current(ordinal)
+    lane = devices.artifacts(ordinal).lane(stream)
+    plan = lane.plan(w.n, w.k, x.shape[0], "auto")
+    ring = lane.ring(plan.capacity_rows * plan.row_bytes)
+    data, block_scale = w.operands()
+    scales = 0 if block_scale is None else block_scale.data_ptr()
+    pointers = (x.data_ptr(), 0, data.data_ptr(), scales, w.tensor_scale.data_ptr(), 0, y.data_ptr())
+    arguments = (ring, stream, x.shape[0], x.stride(0), 0, *pointers)
+    return lambda: plan.sequence.run(*arguments)
+
+
+def comfy_linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object] | None:
+    """Comfy Kitchen's quantised linear, None without it."""
+    try:
+        from comfy_kitchen.tensor import QuantizedTensor
+    except ImportError:
+        return None
+    w = QuantizedTensor.from_float(weight, "TensorCoreNVFP4Layout")
+
+    def call() -> object:
+        return torch.nn.functional.linear(QuantizedTensor.from_float(x, "TensorCoreNVFP4Layout"), w)
+
+    return call
+
+
+def first_result(n: int, k: int, m: int, paths: list[str], arch: str | None) -> list[float]:
+    script = FIRST_RESULT.format(n=n, k=k, m=m, paths=paths, arch=arch)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return [1e3 * float(value) for value in done.stdout.split()]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench host", description=__doc__)
+    parser.add_argument(
+        "--cubins", action="append", default=[], help="artefact folder, default the package's"
+    )
+    parser.add_argument("--arch", help="sm_121a, sm_120f, sm_90a or twin")
+    parser.add_argument("--role", default="qkv")
+    parser.add_argument("--m", type=int, default=2048)
+    arguments = parser.parse_args(argv)
+    device = require_cuda()
+    paths = [str(Path(path).resolve()) for path in arguments.cubins]
+    linear = next(s for s in tomllib.loads(SHAPES.read_text())["linear"] if s["name"] == arguments.role)
+    n, k, m = linear["n"], linear["k"], arguments.m
+
+    runtime.load(path=paths or None, arch=arguments.arch)
+    x = torch.randn(m, k, device=device).bfloat16()
+    weight = torch.randn(n, k, device=device).bfloat16()
+    w = runtime.Nvfp4Weight.from_bf16(weight)
+    y, scale = runtime.ring_linear(x, w), torch.ones((), device=device)
+    plan = devices.artifacts(device.index).lane(streams.current(device.index)).plan(n, k, m, "auto")
+
+    print(f"{torch.cuda.get_device_name()}, {plan.arch}, {arguments.role}: N = {n}, K = {k}, M = {m}")
+    print(f"schedule {plan.schedule}, host time of a call in us, median of {BATCHES} batches of {BATCH}")
+    calls: dict[str, Callable[[], object] | None] = {
+        "ring_linear": lambda: runtime.ring_linear(x, w),
+        "ring_linear, schedule ring": lambda: runtime.ring_linear(x, w, schedule="ring"),
+        "ring_linear, scale and out given": lambda: runtime.ring_linear(x, w, scale=scale, out=y),
+        "its launches (C++)": launches_only(x, w, y),
+        "torch.ops.ringfp4.linear": lambda: torch.ops.ringfp4.linear(
+            x, *w.operands(), w.tensor_scale, n, None, "fp32", None, "auto"
+        ),
+        "F.linear, BF16": lambda: torch.nn.functional.linear(x, weight),
+        "Comfy Kitchen, quantise and matmul": comfy_linear(x, weight),
+    }
+    for name, call in calls.items():
+        print(f"{name:36} {'not installed' if call is None else f'{microseconds(call):9.2f}'}")
+    imported, loaded, total = first_result(n, k, m, paths, arguments.arch)
+    print(f"fresh process, ms: import {imported:.1f}, load {loaded:.1f}, to the first result {total:.1f}")
+    return 0
