@@ -41,11 +41,17 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    try:
+    """A module's source; None for a name that is not one (``from module import function``).
+
+    By path, since importlib would import a module to look into it, and with it the DSL.
+    """
+    package, *parts = module.split(".")
+    if package != "ringfp4":
         spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # `from package.module import function`: not a module
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+        return Path(spec.origin) if spec and spec.origin else None
+    path = _ROOT.joinpath(*parts)
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 @functools.cache

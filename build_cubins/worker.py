@@ -27,6 +27,7 @@ def serve(arch: str, dump: str) -> None:
         CUTE_DSL_KEEP_PTX="1",
         CUTE_DSL_KEEP_CUBIN="1",
         CUTE_DSL_DUMP_DIR=dump,
+        TMPDIR=dump,  # where the DSL leaves a folder of its own
         OPENBLAS_NUM_THREADS="1",  # numpy would start threads, which do not survive a fork
     )
     importlib.import_module("cutlass.cute")

@@ -178,7 +178,8 @@ def test_one_mistake(tmp_path: Path, text: str, place: int, what: str) -> None:
 
 
 def test_key_lines() -> None:
-    text = 'a = 1\n\n[[linear]]  # one\n"name" = "x"\ntiles = [\n  "1x1x1",\n]\n[[linear]]\nname = "y"\n[build]\narch = []\n'
+    lines = ["a = 1", "", "[[linear]]  # one", '"name" = "x"', "tiles = [", '  "1x1x1",', "]"]
+    text = "\n".join([*lines, "[[linear]]", 'name = "y"', "[build]", "arch = []"])
     assert key_lines(text) == {
         ("a",): 1,
         ("linear", 0): 3,
