@@ -34,17 +34,8 @@ def quantise_block_to_bf16(x: list[Uint32], scale: Float32, scale_rcp: Float32) 
     For machines with no FP4 tensor cores. Signs of zeros are kept, as in the packed form.
     """
     _, block_scale, encode = _block_scale(x, scale, scale_rcp)
-    words = []
-    for word in x:
-        low, high = (_round_to_e2m1(v) * block_scale for v in _scaled(word, encode))
-        words.append(
-            cute.arch.inline_ptx(
-                "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};",
-                write_only_types=[Uint32],
-                read_only_args=[high, low],
-            )
-        )
-    return words
+    pairs = [_scaled(word, encode) for word in x]
+    return [_bf16x2(_round_to_e2m1(even), _round_to_e2m1(odd), block_scale) for even, odd in pairs]
 
 
 def piece_row(lane: Int32) -> Int32:
@@ -166,4 +157,18 @@ def _round_to_e2m1(value: Float32) -> Float32:
         "}",
         write_only_types=[Float32],
         read_only_args=[value],
+    )
+
+
+def _bf16x2(even: Float32, odd: Float32, factor: Float32) -> Uint32:
+    """Both values times ``factor`` as a BF16 pair; exact for an E2M1 and an E4M3 number."""
+    return cute.arch.inline_ptx(
+        "{\n"
+        ".reg .f32 low, high;\n"
+        "mul.rn.f32 low, {$r0}, {$r2};\n"
+        "mul.rn.f32 high, {$r1}, {$r2};\n"
+        "cvt.rn.bf16x2.f32 {$w0}, high, low;\n"
+        "}",
+        write_only_types=[Uint32],
+        read_only_args=[even, odd, factor],
     )

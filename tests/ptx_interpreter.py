@@ -1,6 +1,6 @@
-"""Interprets the straight-line PTX that the twin's rewriter emits, for many lanes at once.
+"""Interprets straight-line PTX for many lanes at once: the twin rewriter's and the quantiser's.
 
-Registers are arrays of 32-bit patterns, one element a lane. Only what the rewriter uses is known;
+Registers are arrays of 32-bit patterns, one element a lane. Only what those two use is known;
 anything else raises, so that a test cannot pass over it.
 """
 
@@ -20,6 +20,7 @@ _E4M3 = np.array(
     [(m / 8 * 2.0**-6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7)) for e in range(16) for m in range(8)]
 )
 _E4M3[127] = np.nan
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def run(code: str, registers: Registers, lanes: int = 32) -> None:
@@ -32,14 +33,31 @@ def run(code: str, registers: Registers, lanes: int = 32) -> None:
         opcode, operands = statement.lstrip("{} \n\t").split(None, 1)
         if opcode.startswith("mma.sync"):
             _mma(registers, *(_names(v) for v in re.findall(r"\{([^}]*)\}", operands)))
+        elif "{" in operands:
+            assert opcode == "mov.b32"
+            _mov_vector(registers, operands)
         else:
             to, *sources = _names(operands)
             values = [_value(registers, s, lanes) for s in sources]
-            registers[to] = _OPERATIONS[opcode](*values)
+            registers[to] = OPERATIONS[opcode](*values)
 
 
 def _names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
+
+
+def _mov_vector(registers: Registers, operands: str) -> None:
+    """``mov.b32`` between a word and its halves or bytes."""
+    parts = _names(re.findall(r"\{([^}]*)\}", operands)[0])
+    word = re.sub(r"\{[^}]*\}|,", "", operands).strip()
+    width = 32 // len(parts)
+    if operands.startswith("{"):
+        for i, part in enumerate(parts):
+            registers[part] = registers[word] >> np.uint32(i * width) & np.uint32((1 << width) - 1)
+    else:
+        registers[word] = np.bitwise_or.reduce(
+            [registers[part] << np.uint32(i * width) for i, part in enumerate(parts)]
+        )
 
 
 def _value(registers: Registers, text: str, lanes: int) -> Words:
@@ -83,7 +101,8 @@ def _prmt(low: Words, high: Words, selector: Words) -> Words:
 
 
 def _e4m3x2(x: Words) -> Words:
-    return _pair(np.stack([_E4M3[x & 127], _E4M3[x >> 8 & 127]], axis=1).astype(np.float16))
+    codes = np.stack([x, x >> 8], axis=1)
+    return _pair(np.where(codes & 128, -_E4M3[codes & 127], _E4M3[codes & 127]).astype(np.float16))
 
 
 def _fma(a: Words, b: Words, c: Words) -> Words:
@@ -101,7 +120,54 @@ def _xorsign(extremum: Callable[..., NDArray[np.float32]], a: Words, b: Words) -
     return (magnitude & np.uint32(0x7FFFFFFF)) | ((a ^ b) & np.uint32(0x80000000))
 
 
-_OPERATIONS = {
+def _flushed(x: Words) -> NDArray[np.float32]:
+    """FP32 with subnormal numbers as zeros of the same sign."""
+    return np.where(x & np.uint32(0x7F800000), x, x & np.uint32(0x80000000)).view(np.float32)
+
+
+def _mul_ftz(a: Words, b: Words) -> Words:
+    return _bits(_flushed(_bits(_canonical(_flushed(a) * _flushed(b)))))
+
+
+def _xorsign_bf16x2(a: Words, b: Words) -> Words:
+    """The maximum's magnitude; NaN only where both are."""
+    out = np.zeros_like(a)
+    for mask, shift in ((0xFFFF, 16), (0xFFFF0000, 0)):
+        halves = ((x & np.uint32(mask)) << np.uint32(shift) for x in (a, b))
+        out |= (_xorsign(np.fmax, *halves) & np.uint32(0xFFFF0000)) >> np.uint32(shift)
+    return out
+
+
+def _to_e4m3x2(high: Words, low: Words) -> Words:
+    return _encode(high, _E4M3[:127], 7, 0x7F) << np.uint32(8) | _encode(low, _E4M3[:127], 7, 0x7F)
+
+
+def _to_e2m1x2(high: Words, low: Words) -> Words:
+    return _encode(high, _E2M1, 3, 7) << np.uint32(4) | _encode(low, _E2M1, 3, 7)
+
+
+def _encode(x: Words, values: NDArray[np.float64], sign_bit: int, nan: int) -> Words:
+    """Saturating; ``values`` are the format's non-negative ones, ``nan`` is what a NaN becomes."""
+    sign = (x >> np.uint32(31)) << np.uint32(sign_bit)
+    code = _nearest(np.abs(_f32(x)), values).astype(np.uint32) | sign
+    return np.where(np.isnan(_f32(x)), np.uint32(nan), code)
+
+
+def _nearest(x: NDArray[np.float32], values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Index of the nearest of the ascending ``values`` of a format; ties to the even index."""
+    upper = np.searchsorted(values, np.minimum(x.astype(np.float64), values[-1])).clip(1, len(values) - 1)
+    above, below = values[upper] - x, x - values[upper - 1]
+    down = (below < above) | ((below == above) & (upper % 2 == 1))
+    return np.where(x >= values[-1], len(values) - 1, np.where(down, upper - 1, upper))
+
+
+def _to_bf16x2(high: Words, low: Words) -> Words:
+    """Exact conversions only: what is cut off must be zero."""
+    assert not ((high | low) & np.uint32(0xFFFF)).any()
+    return high | low >> np.uint32(16)
+
+
+OPERATIONS = {
     "mov.u32": lambda a: a.copy(),
     "mov.b32": lambda a: a.copy(),
     "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
@@ -120,6 +186,21 @@ _OPERATIONS = {
     "add.rn.f32": lambda a, b: _bits(_canonical(_f32(a) + _f32(b))),
     "min.xorsign.abs.f32": lambda a, b: _xorsign(np.fmin, a, b),
     "max.xorsign.abs.f32": lambda a, b: _xorsign(np.fmax, a, b),
+    "max.f32": lambda a, b: _bits(np.fmax(_f32(a), _f32(b))),
+    "abs.f32": lambda a: a & np.uint32(0x7FFFFFFF),
+    "mov.f32": lambda a: a.copy(),
+    "copysign.f32": lambda a, b: (a & np.uint32(0x80000000)) | (b & np.uint32(0x7FFFFFFF)),
+    "mul.rn.f32": lambda a, b: _bits(_canonical(_f32(a) * _f32(b))),
+    "mul.rn.ftz.f32": _mul_ftz,
+    "min.ftz.f32": lambda a, b: _bits(np.fmin(_flushed(a), _flushed(b))),
+    "min.ftz.xorsign.abs.f32": lambda a, b: _xorsign(np.fmin, _bits(_flushed(a)), b),
+    "max.ftz.xorsign.abs.f32": lambda a, b: _xorsign(np.fmax, _bits(_flushed(a)), b),
+    "fma.rn.ftz.f32": _fma,
+    "max.xorsign.abs.bf16x2": _xorsign_bf16x2,
+    "cvt.f32.f16": lambda a: _bits(a.astype(np.uint16).view(np.float16)),
+    "cvt.rn.satfinite.e4m3x2.f32": _to_e4m3x2,
+    "cvt.rn.satfinite.e2m1x2.f32": _to_e2m1x2,
+    "cvt.rn.bf16x2.f32": _to_bf16x2,
     "mad.lo.u32": lambda a, b, c: a * b + c,
     "cvt.u8.u32": lambda a: a & np.uint32(0xFF),
 }
