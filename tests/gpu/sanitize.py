@@ -1,0 +1,64 @@
+"""compute-sanitizer over the GPU tests: ``python tests/gpu/sanitize.py --cubins DIR [--arch ARCH]``.
+
+memcheck, racecheck, synccheck and initcheck, each over the exact cases of the reduced shapes at
+M = 1, 33, 129, 2048. The tests check the numbers as ever: a missing barrier that no tool reports
+still gives wrong results. Exit status 0 if all four are clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+OUR_KERNELS = "^(absmax|pack|gemm|ring_gemm|repack|hopper)"
+FINDINGS = 86  # exit status that means errors were found
+
+
+def command(tool: str, arguments: argparse.Namespace) -> list[str]:
+    line = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FINDINGS), "--print-limit", "20"]
+    if tool != "initcheck":  # which must see every kernel that initialises memory
+        line += ["--kernel-regex", f"kns={OUR_KERNELS}"]
+    line += [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:timeout"]
+    line += [str(TESTS / "test_linear.py"), "-k", arguments.tests, "--cubins", str(arguments.cubins)]
+    return line + (["--arch", arguments.arch] if arguments.arch else [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cubins", type=Path, required=True, help="folder with the shapes of shapes.toml")
+    parser.add_argument("--arch", help="for instance twin")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--tests", default="reduced_exact", help="pytest -k expression")
+    arguments = parser.parse_args()
+    failed = 0
+    for tool in arguments.tools:
+        started = time.monotonic()
+        # Each allocation from the driver, so that initcheck and memcheck see where it ends.
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        result = subprocess.run(
+            command(tool, arguments), env=environment, capture_output=True, text=True, check=False
+        )
+        passed = re.search(r"(\d+) passed", result.stdout)
+        summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", result.stdout + result.stderr)
+        clean = result.returncode == 0 and passed is not None
+        failed += not clean
+        verdict = "clean" if clean else f"FAILED (exit status {result.returncode})"
+        tests = f"{passed[1] if passed else 0} tests passed"
+        print(
+            f"{tool}: {verdict}, {tests}, {time.monotonic() - started:.0f} s; {'; '.join(summary)}",
+            flush=True,
+        )
+        if not clean:
+            print(result.stdout[-4000:], result.stderr[-2000:], flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
