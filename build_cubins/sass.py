@@ -40,10 +40,11 @@ class Sass:
 
     def main_loop(self) -> Counter[str]:
         """Opcodes of the main loop; empty for a kernel without tensor instructions."""
-        loops = [Counter(self.code[i].opcode for i in body) for body in natural_loops(self)]
-        weighed = [(count(loop, TENSOR.pattern), -loop.total(), n) for n, loop in enumerate(loops)]
-        heaviest = max(weighed, default=(0, 0, 0))
-        return loops[heaviest[2]] if heaviest[0] else Counter()
+        bodies = [set(body) for body in natural_loops(self)]
+        tensor = [body for body in bodies if any(TENSOR.match(self.code[i].opcode) for i in body)]
+        innermost = [body for body in tensor if not any(other < body for other in tensor)]
+        loops = [Counter(self.code[i].opcode for i in body) for body in innermost]
+        return max(loops, key=lambda loop: (count(loop, TENSOR.pattern), -loop.total()), default=Counter())
 
 
 def count(opcodes: Counter[str], pattern: str) -> int:
