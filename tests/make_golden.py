@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-import quantiser_cases as cases
 import torch
 from ringfp4.runtime import reference
 from ringfp4.validate import comfy
+from ringfp4.validate import quantiser_cases as cases
 
 K = 256
 RANDOM_BLOCKS = 512

@@ -7,9 +7,9 @@ from pathlib import Path
 import make_golden
 import numpy as np
 import pytest
-import quantiser_cases as cases
 import torch
 from ringfp4.runtime import reference
+from ringfp4.validate import quantiser_cases as cases
 
 
 @pytest.fixture(scope="module")

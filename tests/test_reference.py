@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import cases
 import pytest
 import torch
 from ringfp4.errors import InputError
 from ringfp4.runtime import reference
+from ringfp4.validate import linear_cases as cases
 
 INF, NAN = math.inf, math.nan
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import cases
 import pytest
 import torch
 from ringfp4 import runtime
 from ringfp4.runtime import devices, lowlevel, reference
+from ringfp4.validate import linear_cases as cases
 
 GUARD = 4096  # elements before and after what a kernel may write
 POISON_OUT = 0x7FC1  # a BF16 NaN that no kernel produces

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import cases
 import gpu_checks as checks
 import pytest
-import quantiser_cases
 import torch
 from gpu_checks import Gpu
 from ringfp4 import runtime
 from ringfp4.runtime import lowlevel, reference
+from ringfp4.validate import linear_cases as cases
+from ringfp4.validate import quantiser_cases
 
 ROLES = ("qkv", "attn_out", "fc1", "fc2")
 REDUCED = ("small", "tails", "odd_k", "tiny", "long")

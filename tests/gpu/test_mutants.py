@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import cases
 import gpu_checks as checks
 import mutants
 import pytest
 from ringfp4 import runtime
+from ringfp4.validate import linear_cases as cases
 
 # Enough output tiles that every CTA of a large GPU works on several, one after the other.
 ROWS = 20_000

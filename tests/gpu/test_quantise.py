@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gpu_checks as checks
 import pytest
-import quantiser_cases
 import torch
 from gpu_checks import Gpu
 from ringfp4.runtime import lowlevel, reference
+from ringfp4.validate import quantiser_cases
 
 NAMES = ("tails", "small", "qkv", "attn_out", "fc2")  # K = 96, 512, 5376, 7168, 14336
 

@@ -6,10 +6,10 @@ Wherever Comfy and the reference agree here, a kernel that equals the reference 
 from __future__ import annotations
 
 import pytest
-import quantiser_cases as cases
 import torch
 from ringfp4.runtime import reference
 from ringfp4.validate import comfy, reciprocal
+from ringfp4.validate import quantiser_cases as cases
 
 pytestmark = [
     pytest.mark.gpu,
