@@ -8,7 +8,6 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, const_expr, range_constexpr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
-
 from ringfp4.dsl.config.hopper import STRIP_ROWS
 from ringfp4.dsl.hopper_mainloop import WEIGHT_FACTOR, staged_rows
 from ringfp4.dsl.ptx import asm

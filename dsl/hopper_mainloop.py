@@ -16,10 +16,8 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as hopper
 from cutlass import BFloat16, Float32, Int32, range_constexpr
-from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cutlass_dsl import dsl_user_op
-
 from ringfp4.dsl.config.hopper import STRIP_BYTES, STRIP_ROWS, TILE_K
 from ringfp4.dsl.ptx import asm, load_shared
 
@@ -184,11 +182,7 @@ class HopperMainloop:
         cute.arch.mbarrier_arrive(empty)
         if self.multicast > 1:
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(
-                    empty,
-                    cute.arch.block_idx_in_cluster() ^ 1,
-                    scope=nvvm.MemScopeKind.CLUSTER,
-                )
+                cute.arch.mbarrier_arrive(empty, cute.arch.block_idx_in_cluster() ^ 1)
 
 
 def staged_rows(atom, rows, rows_in_smem, stages, rows_first):

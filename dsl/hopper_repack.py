@@ -7,7 +7,6 @@ receives N / 64 strips of K / 64 blocks of 2,304 bytes. One CTA makes one block.
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint8, Uint32, range_constexpr
 from cutlass.cute.runtime import make_fake_stream, make_ptr
-
 from ringfp4.dsl.config.hopper import STRIP_BYTES, STRIP_ROWS, TILE_K, HopperRepackConfig
 
 SF_TILE_BYTES = 512  # 128 rows x 4 blocks of 16 columns

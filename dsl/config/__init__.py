@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import TILES, GemmConfig
+from ringfp4.dsl.config.hopper import HopperGemmConfig, HopperRepackConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingGemmConfig
 from ringfp4.errors import ConfigError
@@ -28,9 +29,18 @@ class Linear:
 
 
 def plan(linear: Linear, arch: str) -> list[KernelConfig]:
-    """Every kernel of ``linear`` on ``arch``. ConfigError for a tile that no kernel has."""
-    gemms = [_gemm(linear, tile) for tile in linear.tiles]
-    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *gemms, *_rings(linear, arch)]
+    """Every kernel of ``linear`` on ``arch``. ConfigError for a tile or a shape that no kernel has.
+
+    ``tiles`` are those of sm_12x; sm_90a has a set of its own for every M (runtime/choose_tile.py).
+    """
+    rings = _rings(linear, arch)
+    if arch == "sm_90a":
+        gemms = HopperGemmConfig.variants(linear.n, linear.k)
+        gemms[0].check(arch)
+        pack = PackConfig(k=linear.k, output="bf16")
+        return [AbsmaxConfig(k=linear.k), pack, HopperRepackConfig(k=linear.k), *gemms, *rings]
+    tiles = [_gemm(linear, tile) for tile in linear.tiles]
+    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *tiles, *rings]
 
 
 def _gemm(linear: Linear, tile: Tile) -> KernelConfig:

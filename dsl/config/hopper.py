@@ -20,6 +20,18 @@ TILE_K = 64  # one 128-byte swizzled row of BF16
 STRIP_BYTES = STRIP_ROWS * TILE_K // 2 + STRIP_ROWS * TILE_K // 16  # E2M1 data, then block scales
 SMEM_PER_SM = 233_472  # each resident CTA takes 1,024 B of it for the system
 MAX_STAGES = 16
+# tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
+VARIANTS = (
+    (208, 2, 1),
+    (232, 2, 1),
+    (256, 2, 1),
+    (160, 2, 1),
+    (152, 3, 1),
+    (128, 3, 1),
+    (128, 2, 1),
+    (64, 1, 3),
+    (16, 1, 4),
+)
 MIN_STAGES = 3  # one being read, one being dequantised, one in flight
 
 
@@ -41,6 +53,14 @@ class HopperGemmConfig(KernelConfig):
     ctas_per_sm: int = 1
     cluster: tuple[int, int, int] = (1, 1, 1)  # CTAs of a cluster share activations, not weights
     group: int = 8  # m tiles that are worked on together, see ring_order.tile_coord
+
+    @classmethod
+    def variants(cls, n: int, k: int) -> list[HopperGemmConfig]:
+        """A tile for every M, the best one for many rows first; runtime/choose_tile.py chooses."""
+        return [
+            cls(features=n, k=k, tile_m=tile_m, consumers=consumers, ctas_per_sm=ctas)
+            for tile_m, consumers, ctas in VARIANTS
+        ]
 
     @property
     def n(self) -> int:

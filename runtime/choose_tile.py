@@ -1,0 +1,54 @@
+"""Which of several Hopper GEMMs is fastest for M rows: a model of the time, no measurement.
+
+Output tiles are worked off in waves of as many as the device holds at once. A wave takes as many
+K steps as K has, of whichever is slowest, in cycles, for the CTAs that share a multiprocessor:
+the tensor cores (4,096 FLOP a cycle), unpacking the weights (issue slots), or the latency of one
+step (barrier, shared memory, unpacking, issue). An epilogue follows that nothing overlaps. The
+constants are fitted to an H200 (docs/hopper.md has the fit); only ratios matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TILE_K = 64
+FLOP_A_CYCLE = 4096  # of a multiprocessor's tensor cores, dense BF16
+UNPACK_CYCLES = 250  # a strip of 64 weight rows, one K step
+STEP_CYCLES = 600
+TILE_CYCLES = 4000  # filling and draining the pipeline
+STORE_CYCLES = 0.05  # an output element
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A GEMM's output tile in rows and columns of y, and how many CTAs share a multiprocessor."""
+
+    tile_m: int
+    tile_n: int
+    ctas_per_sm: int = 1
+
+
+def cycles(tile: Tile, m: int, n: int, k: int, sms: int) -> float:
+    """Modelled duration of y[m, n] = x[m, k] W^T on ``sms`` multiprocessors."""
+    tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+    full_waves, rest = divmod(tiles, sms * tile.ctas_per_sm)
+    last_wave = _wave(tile, -(-rest // sms), k) if rest else 0.0
+    return full_waves * _wave(tile, tile.ctas_per_sm, k) + last_wave
+
+
+def choose(tiles: Sequence[Tile], m: int, n: int, k: int, sms: int) -> int:
+    """Index of the tile with the shortest modelled duration, the first of equals."""
+    durations = [cycles(tile, m, n, k, sms) for tile in tiles]
+    return durations.index(min(durations))
+
+
+def _wave(tile: Tile, ctas: int, k: int) -> float:
+    """Cycles in which a multiprocessor finishes one tile of each of ``ctas`` CTAs."""
+    area = ctas * tile.tile_m * tile.tile_n
+    step = max(
+        2 * area * TILE_K / FLOP_A_CYCLE,
+        UNPACK_CYCLES * ctas * tile.tile_n / 64,
+        STEP_CYCLES,
+    )
+    return k / TILE_K * step + TILE_CYCLES + STORE_CYCLES * area
