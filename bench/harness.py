@@ -8,6 +8,7 @@ median over the rounds; the ceiling is a device-to-device copy timed among the o
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from ringfp4 import runtime
 from ringfp4.errors import DriverError
 
 Run = Callable[[int], object]  # run on input number i
@@ -53,6 +55,19 @@ def require_cuda() -> torch.device:
     if not torch.cuda.is_available():
         raise DriverError("PyTorch finds no CUDA device", remedy="run benchmarks on a machine with a GPU")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=15, help="medians are taken over these")
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--cubins", type=Path, nargs="+", help="folders of cubins, default the package's")
+    parser.add_argument("--arch", help="only this architecture's cubins")
+
+
+def load_cubins(args: argparse.Namespace) -> None:
+    """Load what the common options name, or leave it to the runtime."""
+    if args.cubins or args.arch:
+        runtime.load(path=args.cubins, arch=args.arch)
 
 
 def inputs_needed(bytes_each: int, device: torch.device, at_most: int = 64) -> int:

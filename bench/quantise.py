@@ -8,13 +8,22 @@ Every output is compared with the reference before anything is timed.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 from ringfp4.errors import InputError
 from ringfp4.runtime import lowlevel, reference
 
-from bench.harness import Row, Run, inputs_needed, print_table, require_cuda, time_all, write_json
+from bench.harness import (
+    Row,
+    Run,
+    add_common_options,
+    inputs_needed,
+    load_cubins,
+    print_table,
+    require_cuda,
+    time_all,
+    write_json,
+)
 
 try:
     import comfy_kitchen
@@ -32,10 +41,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench quantise", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[37_810, 2048], help="rows of the activation")
     parser.add_argument("--k", type=int, nargs="+", default=[5376, 7168, 14336], help="columns")
-    parser.add_argument("--rounds", type=int, default=15, help="the median is taken over these")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    add_common_options(parser)
     args = parser.parse_args(argv)
     device = require_cuda()
+    load_cubins(args)
     rows = [row for k in args.k for m in args.rows for row in measure(m, k, device, args.rounds)]
     print_table(
         f"Quantising BF16 activations on {torch.cuda.get_device_name(device)}",
