@@ -103,7 +103,7 @@ def comparison(model: Model) -> list[tuple[str, float, float]]:
     return rows
 
 
-def main() -> int:
+def main(_: list[str] | None = None) -> int:
     model = Model.fitted()
     print(f"fitted: {1e6 * model.step:.3f} us a step, {1e6 * model.launch:.2f} us a launch")
     worst = 0.0
