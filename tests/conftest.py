@@ -20,3 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def repository() -> Path:
     """The root of the source tree."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def built_h3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artefacts of shapes/h3.toml for both shipped architectures; unchanged kernels come from the cache."""
+    from ringfp4.build_cubins.__main__ import main
+
+    out = tmp_path_factory.mktemp("h3") / "cubins"
+    assert main(["--out", str(out)]) == 0
+    return out
