@@ -52,7 +52,7 @@ clean:
 
 # An editable install: Python files are used where they stand, the extension module is compiled.
 .venv/installed: .venv/created pyproject.toml CMakeLists.txt $(wildcard runtime/src/* package/*.py)
-	$(PY) -m pip install --quiet --editable '.[build,comfy,test,dev]'
+	$(PY) -m pip install --quiet --editable '.[build,twin,comfy,test,dev]'
 	touch $@
 
 # The layout of an installed package, for mypy: it does not follow the hook of an editable install.

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -44,9 +45,9 @@ def test_the_version_has_one_source(pyproject: dict[str, Any], repository: Path)
     assert newest.split()[1] == ringfp4.__version__
 
 
-def test_a_wheel_is_built_with_pins_of_the_build_extra(pyproject: dict[str, Any]) -> None:
+def test_a_wheel_is_built_with_the_tools_of_the_build_extra(pyproject: dict[str, Any]) -> None:
     (wheel,) = (o for o in pyproject["tool"]["scikit-build"]["overrides"] if o["if"]["state"] == "wheel")
-    assert set(wheel["build"]["requires"]) < set(pyproject["project"]["optional-dependencies"]["build"])
+    assert wheel["build"]["requires"] == pyproject["project"]["optional-dependencies"]["build"]
 
 
 def test_only_torch_is_required(pyproject: dict[str, Any]) -> None:
@@ -138,3 +139,22 @@ def test_the_demo_notices_a_wrong_result(
     correct = runtime.ring_linear
     monkeypatch.setattr(runtime, "ring_linear", off_by_one_row)
     assert demo.main(["--cpu"]) == 1
+
+
+def test_what_the_documents_name_exists(repository: Path) -> None:
+    documents = [*repository.glob("*.md"), *repository.glob("docs/*.md")]
+    missing = []
+    for document in documents:
+        named = re.findall(
+            r"(?:docs|shapes|wheels|dsl|runtime|build_cubins|tests)/[\w/]+\.(?:md|py|toml|sh)",
+            document.read_text(),
+        )
+        missing += [f"{document.name}: {name}" for name in named if not (repository / name).exists()]
+    assert missing == []
+
+
+def test_the_readme_names_targets_of_the_makefile(repository: Path) -> None:
+    makefile = (repository / "Makefile").read_text()
+    for document in ("README.md", "CONTRIBUTING.md", "docs/release.md"):
+        for target in re.findall(r"make ([a-z-]+)", (repository / document).read_text()):
+            assert f"\n{target}:" in makefile, f"{document} names make {target}"
