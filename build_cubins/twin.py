@@ -19,11 +19,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ringfp4.build_cubins.tools import REMEDY
 from ringfp4.errors import BuildError
 
 PTXAS = "nvidia-cuda-nvcc-cu12"
 PTXAS_VERSION = "12.9.86"  # reads the PTX 8.8 that the DSL writes
+REMEDY = "pip install 'ringfp4[twin]'"
 
 _VECTOR = r"\s*\{([^}]*)\}\s*"
 _MMA = re.compile(

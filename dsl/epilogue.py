@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, range_constexpr
+from cutlass import Float32, Int32, range_constexpr
 from cutlass.cute.nvgpu import cpasync
 
 from . import ptx
@@ -16,6 +16,7 @@ from .config.gemm import STORE_COLS, STORE_ROWS, GemmConfig
 from .mainloop import shared_address
 
 BUFFER_BYTES = STORE_ROWS * STORE_COLS * 2
+NEGATIVE_ZEROS = -0x7FFF8000  # 0x80008000, a bf16x2 word
 
 
 @dataclass(frozen=True)
@@ -45,27 +46,27 @@ class Epilogue:
 
     @cute.jit
     def load_bias(self, column):
-        """Bias of the accumulator columns of this lane, as (pair, n8 tile).
+        """Bias of this lane's accumulator columns, a bf16x2 word for each n8 tile.
 
-        Without a bias -0.0, which leaves every sum as it is, zeros of both signs included.
+        Without a bias -0.0 twice, which leaves every sum as it is, zeros of both signs included.
         """
-        rBias = cute.make_rmem_tensor((2, STORE_COLS // 8), Float32)
-        rBias.fill(-0.0)
+        rBias = cute.make_rmem_tensor((STORE_COLS // 8,), Int32)
+        rBias.fill(NEGATIVE_ZEROS)
         if self.bias.toint() != 0:
-            mBias = cute.make_tensor(self.bias, cute.make_layout(self.config.n))
+            mBias = cute.make_tensor(
+                cute.recast_ptr(self.bias, dtype=Int32), cute.make_layout(self.config.n // 2)
+            )
             for n in range_constexpr(STORE_COLS // 8):
                 first = column + n * 8
                 if first < self.config.n:
-                    for i in range_constexpr(2):
-                        rBias[i, n] = mBias[first + self.lane % 4 * 2 + i].to(Float32)
+                    rBias[n] = mBias[first // 2 + self.lane % 4]
         return rBias
 
     def to_bf16(self, acc, alpha, rBias, block, n_tiles):
         """This lane's outputs of 8 rows, a bf16x2 word for each of the n8 tiles."""
         m, first = block // 2, block % 2 * 2
         return [
-            ptx.mul_add_to_bf16x2(acc[first, n, m], acc[first + 1, n, m], alpha, rBias[0, n], rBias[1, n])
-            for n in n_tiles
+            ptx.mul_add_to_bf16x2(acc[first, n, m], acc[first + 1, n, m], alpha, rBias[n]) for n in n_tiles
         ]
 
     @cute.jit

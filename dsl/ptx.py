@@ -108,13 +108,17 @@ def load_shared(address, offset, words, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def mul_add_to_bf16x2(low, high, factor, add_low, add_high, *, loc=None, ip=None):
-    """bf16x2 of (x * factor + add): product and sum rounded to FP32 apart, never fused."""
+def mul_add_to_bf16x2(low, high, factor, addends, *, loc=None, ip=None):
+    """bf16x2 of (x * factor + addend): product and sum rounded to FP32 apart, never fused.
+
+    ``addends`` is a bf16x2 word.
+    """
     return asm(
-        "{ .reg .f32 l, h; mul.rn.f32 l, $1, $3; mul.rn.f32 h, $2, $3; "
-        "add.rn.f32 l, l, $4; add.rn.f32 h, h, $5; cvt.rn.bf16x2.f32 $0, h, l; }",
-        "=r,f,f,f,f,f",
-        [low, high, factor, add_low, add_high],
+        "{ .reg .f32 l, h, a; .reg .b32 t; mul.rn.f32 l, $1, $3; mul.rn.f32 h, $2, $3; "
+        "shl.b32 t, $4, 16; mov.b32 a, t; add.rn.f32 l, l, a; "
+        "and.b32 t, $4, 0xFFFF0000; mov.b32 a, t; add.rn.f32 h, h, a; cvt.rn.bf16x2.f32 $0, h, l; }",
+        "=r,f,f,f,r",
+        [low, high, factor, addends],
         [Int32],
         side_effects=False,
         loc=loc,

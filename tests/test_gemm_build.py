@@ -74,3 +74,5 @@ def test_product_and_bias_are_rounded_apart(built: dict[Job, Built], job: Job) -
     assert built[job].sass.count(r"U?FMUL\b") == outputs + 1
     assert built[job].sass.count(r"FADD\b") == outputs
     assert built[job].sass.count(r"FFMA\b") == 0
+    # Without a bias -0.0 is added (a pair as one word): +0.0 would turn -0.0 into +0.0.
+    assert re.search(rf"mov\.b32\s+%r\d+, {0x80008000 - (1 << 32)};", built[job].ptx)
