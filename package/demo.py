@@ -53,7 +53,8 @@ def exact_weight(random: torch.Generator) -> tuple[runtime.Nvfp4Weight, torch.Te
 
 def float64_product(x: torch.Tensor, weight_values: torch.Tensor) -> torch.Tensor:
     """BF16 [rows, N], rounded once."""
-    sums = [x.double() @ part.double().T for part in weight_values.split(1024)]
+    parts = [weight_values[first : first + 1024] for first in range(0, N, 1024)]
+    sums = [x.double() @ part.double().T for part in parts]
     return (WEIGHT_SCALE * torch.cat(sums, 1)).bfloat16()
 
 
