@@ -7,7 +7,7 @@ PY := .venv/bin/python
 CUBINS := runtime/cubins
 CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/driver/*.c)
 
-.PHONY: demo test lint format cubins wheels verify-wheels bench gpu-test clean
+.PHONY: demo test lint format cubins wheels verify-wheels check-dsl-4.6.2 bench gpu-test clean
 
 demo: cubins
 	$(PY) -m ringfp4.demo
@@ -35,6 +35,12 @@ wheels: .venv/installed
 
 verify-wheels: .venv/installed
 	TORCH=$(TORCH) wheels/verify.sh $(PY) $(VERIFY)
+
+# The builder also works with the DSL of NVIDIA's DGX Spark image.
+check-dsl-4.6.2: build/import_root/ringfp4
+	$(PYTHON) -m venv build/dsl-4.6.2
+	build/dsl-4.6.2/bin/pip install --quiet nvidia-cutlass-dsl==4.6.2 nvidia-cuda-nvdisasm==13.5.37
+	PYTHONPATH=build/import_root build/dsl-4.6.2/bin/python -m ringfp4.build_cubins --out build/cubins-dsl-4.6.2
 
 bench: cubins
 	$(PY) -m bench
