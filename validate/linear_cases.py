@@ -26,6 +26,8 @@ _CHUNK = 4096  # rows multiplied at a time
 
 @dataclass(frozen=True)
 class Weight:
+    """A weight as Comfy stores it."""
+
     qdata: torch.Tensor  # uint8 [N, K/2]
     block_scale: torch.Tensor  # uint8, swizzled
     tensor_scale: torch.Tensor  # float32, no dimensions
@@ -54,10 +56,7 @@ class Linear:
     @property
     def x(self) -> torch.Tensor:
         """The activation, BF16 [M, K]."""
-        chunks = [
-            (reference.decode(pack_codes(self.a[r]), self.a_sf[r]) * SCALE).bfloat16()
-            for r in self.row_chunks()
-        ]
+        chunks = [(a * SCALE).bfloat16() for _, a in self.decoded_rows()]
         return torch.cat(chunks)
 
     @property
@@ -70,36 +69,41 @@ class Linear:
         scale = torch.tensor(WEIGHT_SCALE, device=self.w.device)
         return Weight(pack_codes(self.w), reference.swizzle(self.w_sf), scale)
 
-    def row_chunks(self) -> Iterator[slice]:
-        return (slice(r, min(r + _CHUNK, len(self.a))) for r in range(0, len(self.a), _CHUNK))
-
-    def products(self) -> Iterator[tuple[slice, torch.Tensor, Callable[[], torch.Tensor]]]:
-        """Rows, their float64 accumulators [rows, N], and a function giving sum |a||b|."""
-        w = reference.decode(pack_codes(self.w), self.w_sf).double()
-        for rows in self.row_chunks():
-            a = reference.decode(pack_codes(self.a[rows]), self.a_sf[rows]).double()
-            yield rows, a @ w.T, lambda a=a: a.abs() @ w.abs().T  # type: ignore[misc]
+    def decoded_rows(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Chunks of rows and their activation, decoded without the tensor scale, float64."""
+        for r in range(0, len(self.a), _CHUNK):
+            rows = slice(r, min(r + _CHUNK, len(self.a)))
+            yield rows, reference.decode(pack_codes(self.a[rows]), self.a_sf[rows]).double()
 
     def mismatches(self, y: torch.Tensor) -> int:
         """Elements of BF16 ``y`` [M, N] unlike the exact result; zeros of either sign are alike."""
         wrong = 0
-        for rows, acc, _ in self.products():
-            expected = reference.finish(acc, self.scale, self.weight.tensor_scale, self.bias)
+        w = reference.decode(pack_codes(self.w), self.w_sf).double()
+        for rows, a in self.decoded_rows():
+            expected = reference.finish(a @ w.T, self.scale, self.weight.tensor_scale, self.bias)
             wrong += int((y[rows] != expected).sum())
         return wrong
 
     def excess(self, y: torch.Tensor) -> float:
-        """Largest error beyond the BF16 rounding, in units of alpha * sum |a||b|; no bias."""
+        """Largest :func:`excess` of ``y`` over chunks of rows; a case without bias."""
         alpha = (self.scale * self.weight.tensor_scale).double()
-        worst = 0.0
-        for rows, acc, magnitude in self.products():
-            _, exponent = torch.frexp(alpha * acc)  # of a mantissa in [0.5, 1)
-            half_ulp = torch.ldexp(torch.ones_like(acc), exponent - 9)
-            error = (y[rows].double() - alpha * acc).abs() - half_ulp
-            if bool(error.isnan().any()):
-                return float("inf")
-            worst = max(worst, float((error / (alpha * magnitude()).clamp(min=1e-300)).max()))
-        return worst
+        w = reference.decode(pack_codes(self.w), self.w_sf).double()
+        return max(excess(y[rows], a, w, alpha) for rows, a in self.decoded_rows())
+
+
+def excess(y: torch.Tensor, a: torch.Tensor, w: torch.Tensor, alpha: torch.Tensor) -> float:
+    """Largest error of BF16 ``y`` beyond half an ulp, in units of alpha * sum |a||b|.
+
+    ``a`` [M, K] and ``w`` [N, K] are decoded operands, ``alpha`` the product of the tensor scales,
+    all float64. Infinite if ``y`` has a NaN.
+    """
+    exact = alpha * (a @ w.T)
+    _, exponent = torch.frexp(exact)  # of a mantissa in [0.5, 1)
+    error = (y.double() - exact).abs() - torch.ldexp(torch.ones_like(exact), exponent - 9)
+    if bool(error.isnan().any()):
+        return float("inf")
+    magnitude = alpha * (a.abs() @ w.abs().T)
+    return float((error / magnitude.clamp(min=1e-300)).max())
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class DeviceReciprocal:
     """The instruction on the current CUDA device, applied to a tensor in place."""
 
     def __init__(self) -> None:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         self._driver = ctypes.CDLL("libcuda.so.1")
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
