@@ -9,6 +9,7 @@ it is installed, Comfy Kitchen's quantise and matmul. Also what loading costs, a
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import subprocess
 import sys
@@ -80,6 +81,8 @@ def comfy_linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object] 
         from comfy_kitchen.tensor import QuantizedTensor
     except ImportError:
         return None
+    # Where cuBLAS has no NVFP4 product it says so at every call, and dequantises.
+    logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)
     w = QuantizedTensor.from_float(weight, "TensorCoreNVFP4Layout")
 
     def call() -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ringfp4.errors import InputError, RingFP4Error, UnservedError
+from ringfp4.errors import RingFP4Error, UnservedError
 from ringfp4.runtime import _core, checks, devices, reference, streams, trace
 from ringfp4.runtime.lanes import PlanCache, Ring
 from ringfp4.runtime.weight import Nvfp4Weight
@@ -67,17 +67,16 @@ def ring_linear(
         checks.output(out, x, m, x_stride, w.n)
     if m == 0:
         return out
-    if device.type == "cuda":
+    if x.is_cuda:
         try:
             launch(x, m, x_stride, w, scale, scale_rule, bias, out, ring, schedule)
         except UnservedError:
             if fallback is None:
                 raise
             _fall_back(fallback, x, w, scale, scale_rule, bias, out)
-    elif device.type == "cpu":
-        out.copy_(reference.linear(x.reshape(m, w.k), _originals(w), scale, scale_rule, bias).view(out.shape))
     else:
-        raise InputError("unusable device", expected="cuda or cpu", got=str(device))
+        checks.weight_memory(w)
+        out.copy_(reference.linear(x.reshape(m, w.k), _originals(w), scale, scale_rule, bias).view(out.shape))
     return out
 
 
@@ -124,6 +123,9 @@ def launch(
         weight, weight_scales = qdata.data_ptr(), block_scale.data_ptr()
     else:
         weight, weight_scales = _prepared(w, capturing).data_ptr(), 0
+    tensor_scale = w.tensor_scale.data_ptr()
+    if not (weight and tensor_scale):
+        checks.weight_memory(w)
     with trace.span("ringfp4.linear"):
         plan.sequence.run(
             core,
@@ -135,7 +137,7 @@ def launch(
             0 if scale is None else scale.data_ptr(),
             weight,
             weight_scales,
-            w.tensor_scale.data_ptr(),
+            tensor_scale,
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             0,

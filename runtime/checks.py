@@ -19,6 +19,8 @@ def activation(x: torch.Tensor, k: int) -> tuple[int, int]:
     """(rows, elements between rows) of ``x`` [..., K] seen as a matrix. Raises InputError."""
     if not isinstance(x, torch.Tensor):
         raise InputError("x is not a tensor", expected="torch.bfloat16 [..., K]", got=type(x).__name__)
+    if not (x.is_cuda or x.is_cpu):
+        raise InputError("x is on an unusable device", expected="cuda or cpu", got=str(x.device))
     if x.dtype is not torch.bfloat16:
         raise InputError("x has the wrong dtype", expected="torch.bfloat16", got=str(x.dtype))
     shape = x.shape
@@ -89,6 +91,14 @@ def weight(w: Nvfp4Weight, device: torch.device) -> None:
             got=str(w.device),
             remedy="use w.to(device)",
         )
+
+
+def weight_memory(w: Nvfp4Weight) -> None:
+    """Raise InputError if a tensor of the weight has lost its memory."""
+    tensors = {"qdata": w.qdata, "block_scale": w.block_scale, "prepared": w.prepared}
+    for name, tensor in {**tensors, "tensor_scale": w.tensor_scale}.items():
+        if tensor is not None and tensor.data_ptr() == 0:
+            raise InputError(f"the weight's {name} has no memory", expected="a tensor that holds data")
 
 
 def scale(value: torch.Tensor, device: torch.device) -> None:

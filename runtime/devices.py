@@ -15,8 +15,9 @@ from pathlib import Path
 
 from ringfp4.errors import ArtifactError, DriverError, InputError, RingFP4Error, UnservedError
 from ringfp4.runtime import _core
+from ringfp4.runtime.choose_tile import Tile, choose_tile
 from ringfp4.runtime.lanes import Lane
-from ringfp4.runtime.manifest import ARCHS, KernelEntry, Manifest, read_all
+from ringfp4.runtime.manifest import ARCHS, FILE_NAME, KernelEntry, Manifest, read_all
 from ringfp4.runtime.plan import KernelTable, Plan, build
 
 log = logging.getLogger("ringfp4")
@@ -40,6 +41,7 @@ class Artifacts:
 
     def __init__(self, device: _core.Device, manifests: tuple[Manifest, ...], archs: tuple[str, ...]) -> None:
         self.ordinal = device.ordinal
+        self.sms = device.sms
         self.folders = tuple(manifest.folder for manifest in manifests)
         self.table = KernelTable((k for manifest in manifests for k in manifest.kernels), archs)
         self.context = _core.Context(device)
@@ -73,10 +75,21 @@ class Artifacts:
         if schedule == "auto" and (rows := self.preferences.get((n, k))):
             _, schedule, preferred = next((row for row in rows if row[0] >= m), rows[-1])
 
-        def choose(_schedule: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
-            return next((entry for entry in variants if entry.name == preferred), variants[0])
+        def choose(name: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
+            for entry in variants:
+                if entry.name == preferred:
+                    return entry
+            return self._modelled(variants, min(m, capacity_rows) if name == "ring" else m)
 
         return build(self.table, self.kernels.__getitem__, schedule, n, k, capacity_rows, choose)
+
+    def _modelled(self, variants: tuple[KernelEntry, ...], m: int) -> KernelEntry:
+        """Of Hopper's GEMMs the one that suits ``m`` rows, of all others the first."""
+        first = variants[0]
+        if (first.arch, first.kind) != ("sm_90a", "gemm"):
+            return first
+        tiles = [Tile(*entry.tile[:2], entry.grid[2]) for entry in variants]
+        return variants[choose_tile(tiles, m, first.n, first.k, self.sms)]
 
     def single(self, kind: str, n: int, k: int, kernel: str | None = None) -> Plan:
         """One kernel by itself, by default the first of its kind. Raises UnservedError."""
@@ -157,6 +170,11 @@ def load(
     with _lock:
         target = _core.Device(driver(), ordinal)
         archs = archs_for(target.capability, arch)
+        if path is None and not (PACKAGED / FILE_NAME).exists():
+            raise UnservedError(
+                "this installation ships no cubins",
+                remedy=f"python -m ringfp4.build_cubins --arch {archs[0]} --out DIR, then load(path=DIR)",
+            )
         manifests = read_all(folders(path))
         if path is None:  # the twin is for tests and is never taken by itself
             archs = tuple(name for name in archs if name != "twin")

@@ -87,8 +87,8 @@ NB_MODULE(_core, m) {
           },
           "stream"_a)
       .def_prop_ro("status", [](const Context& self) {
-        const uint32_t* words = self.status();
-        return nb::make_tuple(words[0], words[1], words[2], words[3]);
+        const volatile uint32_t* words = self.status();
+        return std::array<uint32_t, 4>{words[0], words[1], words[2], words[3]};
       });
 
   nb::class_<Param>(m, "Param")
@@ -143,7 +143,7 @@ NB_MODULE(_core, m) {
                       slots, state},
                      ring);
           },
-          "ring"_a.none(), "stream"_a, "m"_a, "x_stride"_a = 0, "rule"_a = 0, "x"_a = 0, "scale"_a = 0, "w"_a = 0,
-          "w_sf"_a = 0, "w_scale"_a = 0, "bias"_a = 0, "y"_a = 0, "packed"_a = 0, "slots"_a = 0,
+          "ring"_a.none(), "stream"_a, "m"_a, "x_stride"_a = 0, "rule"_a = 0, "x"_a = 0, "scale"_a = 0,
+          "w"_a = 0, "w_sf"_a = 0, "w_scale"_a = 0, "bias"_a = 0, "y"_a = 0, "packed"_a = 0, "slots"_a = 0,
           "state"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 }

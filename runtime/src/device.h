@@ -45,7 +45,7 @@ class Context {
 
   // Where a kernel writes why it stopped before it traps: four words of host memory, which outlive
   // the context that the trap destroys. The first word is 0 as long as all is well.
-  const uint32_t* status() const { return status_; }
+  const volatile uint32_t* status() const { return status_; }
 
  private:
   std::shared_ptr<const Device> device_;

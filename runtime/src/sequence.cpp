@@ -118,12 +118,30 @@ Sequence::Sequence(const Kernels& reduce, const Kernels& whole, const Kernels& e
 
 void Sequence::run(const Call& call, Ring* ring) {
   const ContextScope scope(*context_);
-  std::optional<Ring::Use> use;
-  if (ring != nullptr) use.emplace(*ring, call.stream);
-  const std::lock_guard<std::mutex> lock(mutex_);  // the parameters' memory is shared by all runs
-  const CUdeviceptr data = ring != nullptr ? ring->data() : 0;
-  const CUdeviceptr state = ring != nullptr ? ring->state() : 0;
-  launch_all(call, call.slots != 0 ? call.slots : data, call.state != 0 ? call.state : state);
+  try {
+    std::optional<Ring::Use> use;
+    if (ring != nullptr) use.emplace(*ring, call.stream);
+    const std::lock_guard<std::mutex> lock(mutex_);  // the parameters' memory is shared by all runs
+    const CUdeviceptr slots = ring != nullptr ? ring->data() : 0;
+    const CUdeviceptr state = ring != nullptr ? ring->state() : 0;
+    launch_all(call, call.slots != 0 ? call.slots : slots, call.state != 0 ? call.state : state);
+  } catch (const Fault& fault) {
+    throw explain(fault);
+  }
+}
+
+// A kernel that gave up waiting trapped, and every call fails from then on: say what it waited for.
+Fault Sequence::explain(const Fault& fault) const {
+  const volatile uint32_t* status = context_->status();
+  if (status[0] == 0) return fault;
+  std::string text = fault.what();
+  text += "; a fused kernel had stopped before: reason " + std::to_string(status[0]) + ", counter " +
+          std::to_string(status[1]) + ", waited for " + std::to_string(status[2]) + ", saw " +
+          std::to_string(status[3]) + " (docs/ring.md)";
+  Fault explained(fault.error_class, text, fault.remedy);
+  explained.code = fault.code;
+  explained.name = fault.name;
+  return explained;
 }
 
 void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state) {
@@ -141,7 +159,7 @@ void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state
   address[kAmaxState] = state + kAmaxStateOffset;
   address[kCounters] = state + kCountersOffset;
   address[kPacked] = call.packed;
-  address[kStatus] = reinterpret_cast<CUdeviceptr>(context_->status());
+  address[kStatus] = reinterpret_cast<CUdeviceptr>(const_cast<uint32_t*>(context_->status()));
   number[kCap] = capacity;
   number[kCapBlocks] = ceil_div(capacity, kBlockRows);
   number[kXStride] = call.x_stride;

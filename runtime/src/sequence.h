@@ -73,6 +73,7 @@ class Sequence {
 
  private:
   void launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state);
+  Fault explain(const Fault& fault) const;
 
   std::vector<Step> reduce_;
   std::vector<Step> whole_;

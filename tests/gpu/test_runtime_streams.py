@@ -221,6 +221,8 @@ def test_exit_while_work_is_in_flight(case: Case, request: pytest.FixtureRequest
 
 def test_fork_after_use(case: Case, request: pytest.FixtureRequest) -> None:
     body = """
+    import warnings
+    warnings.simplefilter("ignore")  # Python's, of a fork with threads
     runtime.load(path=PATHS, arch=ARCH)
     y = runtime.ring_linear(x, weight)
     torch.cuda.synchronize()

@@ -1,0 +1,169 @@
+"""The public API on CPU tensors, under torch.compile and torch.export, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ringfp4 import runtime
+from ringfp4.errors import InputError
+from ringfp4.runtime import reference
+
+N, K = 40, 96
+
+
+@pytest.fixture(scope="module")
+def weight() -> runtime.Nvfp4Weight:
+    generator = torch.Generator().manual_seed(1)
+    return runtime.Nvfp4Weight.from_bf16(torch.randn(N, K, generator=generator).bfloat16())
+
+
+def activation(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+
+def test_cpu_is_the_reference(weight: runtime.Nvfp4Weight) -> None:
+    x, bias, scale = activation(7, K), activation(N), torch.tensor(0.001)
+    for options in ({}, {"scale_rule": "bf16"}, {"scale": scale}, {"bias": bias}):
+        expected = reference.linear(
+            x, weight, options.get("scale"), options.get("scale_rule", "fp32"), options.get("bias")
+        )
+        for schedule in ("auto", "prepacked", "ring", "fused"):
+            assert torch.equal(runtime.ring_linear(x, weight, schedule=schedule, **options), expected)
+
+
+def test_leading_dimensions_and_strided_rows(weight: runtime.Nvfp4Weight) -> None:
+    x = activation(2, 3, K)
+    y = runtime.ring_linear(x, weight)
+    assert y.shape == (2, 3, N)
+    assert torch.equal(y.view(6, N), runtime.ring_linear(x.view(6, K), weight))
+    wide = activation(5, 3 * K)
+    view = wide[:, K : 2 * K]
+    assert torch.equal(runtime.ring_linear(view, weight), runtime.ring_linear(view.contiguous(), weight))
+    assert runtime.ring_linear(activation(K), weight).shape == (N,)
+
+
+def test_out_is_filled_and_returned(weight: runtime.Nvfp4Weight) -> None:
+    x, out = activation(4, K), torch.empty(4, N, dtype=torch.bfloat16)
+    assert runtime.ring_linear(x, weight, out=out) is out
+    assert torch.equal(out, runtime.ring_linear(x, weight))
+
+
+def test_a_weight_with_rows_of_padding() -> None:
+    """N = 40 as Comfy stores it, in 48 rows."""
+    good = runtime.Nvfp4Weight.from_bf16(activation(N, K))
+    padded = torch.cat([good.qdata, torch.full((8, K // 2), 0x77, dtype=torch.uint8)])
+    w = runtime.Nvfp4Weight(padded, good.block_scale, good.tensor_scale, (N, K))
+    x = activation(3, K)
+    assert torch.equal(runtime.ring_linear(x, w), runtime.ring_linear(x, good))
+
+
+def test_comfys_weight() -> None:
+    tensor = pytest.importorskip("comfy_kitchen.tensor")
+    x = activation(9, 64)
+    for n in (64, 40):  # 40: padded to 48 rows
+        bf16 = activation(n, 64)
+        qt = tensor.QuantizedTensor.from_float(bf16, "TensorCoreNVFP4Layout")
+        w = runtime.Nvfp4Weight.from_comfy(qt)
+        assert w.qdata.data_ptr() == qt._qdata.data_ptr()  # shared, not copied
+        ours = runtime.Nvfp4Weight.from_bf16(bf16, "bf16")  # the rule that Comfy uses
+        assert (w.n, w.k) == (n, 64)
+        assert torch.equal(runtime.ring_linear(x, w), runtime.ring_linear(x, ours))
+    with pytest.raises(InputError, match="transposed"):
+        runtime.Nvfp4Weight.from_comfy(qt.t())
+
+
+def test_weight_to_a_device(weight: runtime.Nvfp4Weight) -> None:
+    assert weight.to("cpu") is weight
+    moved = weight.to("meta")
+    assert (moved.n, moved.k, moved.device.type) == (N, K, "meta")
+
+
+def test_compile_of_ring_linear(weight: runtime.Nvfp4Weight) -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(runtime.ring_linear(x, weight, scale_rule="bf16")) + 1
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for rows in (3, 5):
+        x = activation(rows, K)
+        assert torch.equal(compiled(x), block(x))
+
+
+class Module(torch.nn.Module):
+    def __init__(self, weight: runtime.Nvfp4Weight) -> None:
+        super().__init__()
+        self.register_buffer("qdata", weight.qdata)
+        self.register_buffer("block_scale", weight.block_scale)
+        self.register_buffer("tensor_scale", weight.tensor_scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.ringfp4.linear(
+            x, self.qdata, self.block_scale, self.tensor_scale, N, None, "fp32", None, "auto"
+        )
+
+
+def test_export_with_dynamic_rows(weight: runtime.Nvfp4Weight) -> None:
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    exported = torch.export.export(Module(weight), (activation(4, K),), dynamic_shapes=({0: rows},))
+    assert [n for n in exported.graph.nodes if "ringfp4.linear" in str(n.target)]
+    x = activation(11, K)
+    assert torch.equal(exported.module()(x), runtime.ring_linear(x, weight))
+
+
+def test_operator_is_well_behaved(weight: runtime.Nvfp4Weight) -> None:
+    """PyTorch's own checks of the schema, the fake implementation and tracing."""
+    arguments = (activation(3, K), *weight.operands(), weight.tensor_scale, N, None, "fp32", None, "auto")
+    utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.ringfp4.linear.default, arguments, test_utils=utilities)
+
+
+def test_operator_checks_its_arguments(weight: runtime.Nvfp4Weight) -> None:
+    x, data, scales, scale = activation(3, K), *weight.operands(), weight.tensor_scale
+    with pytest.raises(InputError, match="unknown schedule"):
+        torch.ops.ringfp4.linear(x, data, scales, scale, N, None, "fp32", None, "quick")
+    with pytest.raises(InputError, match="does not hold the weight"):
+        torch.ops.ringfp4.linear(x[:, :64], data, scales, scale, N, None, "fp32", None, "auto")
+
+
+def in_process(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_importing_the_runtime_brings_neither_compiler_nor_comfy() -> None:
+    script = """
+import sys
+import torch
+before = set(sys.modules)
+from ringfp4 import runtime
+runtime.info()
+foreign = ("cutlass", "comfy_kitchen", "cuda", "ringfp4.dsl", "ringfp4.build_cubins")
+print([name for name in foreign if name in sys.modules.keys() - before])
+"""
+    assert in_process(script) == "[]\n"
+
+
+def test_info_without_a_driver() -> None:
+    script = """
+import os
+os.environ["RINGFP4_LIBCUDA"] = "/nowhere/libcuda.so"
+from ringfp4 import runtime
+report = runtime.info()
+assert "no CUDA driver" in report["driver"], report
+assert report["devices"] == []
+"""
+    assert in_process(script) == ""
+
+
+def test_the_library_prints_nothing(repository: Path) -> None:
+    for file in sorted((repository / "runtime").glob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], file
+    for file in sorted((repository / "runtime" / "src").glob("*")):
+        assert "printf" not in file.read_text(), file
+        assert "std::cout" not in file.read_text(), file
