@@ -16,7 +16,7 @@ loads overlap the epilogue.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, const_expr
+from cutlass import BFloat16, Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_ptr
 from cutlass.pipeline import PipelineUserType, pipeline_init_arrive, pipeline_init_wait
@@ -157,10 +157,12 @@ class HopperGemm:
         index, stride, m_tiles, tiles = self.walk(m)
         while index < tiles:
             m_tile, strip = self.coord(index, m_tiles)
-            slot = m_tile if const_expr(ring is None) else ring.order.slot(m_tile)
+            slot, complete = m_tile, Boolean(True)
+            if const_expr(ring is not None):
+                slot, complete = ring.order.slot(m_tile), ring.acquire_tile(m_tile)
             for chunk in cutlass.range(chunks, unroll=1):
                 if const_expr(ring is not None):
-                    ring.acquire(m_tile, chunk)
+                    ring.acquire(m_tile, chunk, complete)
                 first = chunk * steps
                 tile = tQgQ[(None, slot, None)]
                 state = self.mainloop.load(

@@ -44,12 +44,32 @@ class Ring:
         if const_expr(self.jitter):
             sleep_randomly(seed)
 
-    def acquire(self, tile: Int32, chunk: Int32) -> None:
-        """Loader, whole warp: wait until chunk ``chunk`` of tile ``tile`` has been packed."""
-        index = self.order.ready_index(self.order.slot(tile), chunk)
-        self._poll(index, self.order.ready_target(tile), WAITS_FOR_ROWS)
-        self.shake(tile + chunk)
-        # What the poll acquired was written through the generic proxy; the copy is issued to the async one.
+    @cute.jit
+    def acquire_tile(self, tile: Int32) -> Boolean:
+        """Loader, whole warp: whether all of tile ``tile`` is packed already; if so, acquires it.
+
+        Mostly it is, and one load by several lanes then replaces a poll for each chunk.
+        """
+        chunk = cutlass.min(cute.arch.lane_idx(), self.order.k_chunks - 1)
+        ready = self.counters + self.order.ready_index(self.order.slot(tile), chunk)
+        seen = cute.arch.load(ready, Int32, sem="relaxed", scope="gpu")
+        complete = cute.arch.vote_all_sync(seen >= self.order.ready_target(tile))
+        if complete:
+            cute.arch.fence_acq_rel_gpu()
+            self._before_load(tile)
+        return complete
+
+    @cute.jit
+    def acquire(self, tile: Int32, chunk: Int32, complete: Boolean) -> None:
+        """Loader, whole warp: wait until chunk ``chunk`` is packed, unless the tile was ``complete``."""
+        if not complete:
+            index = self.order.ready_index(self.order.slot(tile), chunk)
+            self._poll(index, self.order.ready_target(tile), WAITS_FOR_ROWS)
+            self._before_load(tile)
+
+    def _before_load(self, tile: Int32) -> None:
+        self.shake(tile)
+        # What was acquired was written through the generic proxy, the copy is issued to the async one.
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
@@ -61,27 +81,14 @@ class Ring:
 
     @cute.jit
     def publish(self, tile: Int32, chunk: Int32) -> None:
-        """Whole warp, after packing one chunk of a unit."""
-        self._before_publish(tile)
-        if cute.arch.lane_idx() == 0:
-            self._arrive(tile, chunk)
-
-    @cute.jit
-    def publish_all(self, tile: Int32) -> None:
-        """Whole warp, after packing all chunks of a unit: a lane for each chunk."""
-        self._before_publish(tile)
-        if cute.arch.lane_idx() < self.order.k_chunks:
-            self._arrive(tile, cute.arch.lane_idx())
-
-    def _before_publish(self, tile: Int32) -> None:
+        """Whole warp, after packing one K chunk of a unit."""
         self.shake(tile)
         # Each lane orders its own generic writes before the async reads to come ...
         cute.arch.fence_proxy("async.global")
         # ... and the warp barrier orders all lanes' writes before the lane that releases them.
         cute.arch.sync_warp()
-
-    def _arrive(self, tile: Int32, chunk: Int32) -> None:
-        self._add_release(self.order.ready_index(self.order.slot(tile), chunk))
+        if cute.arch.lane_idx() == 0:
+            self._add_release(self.order.ready_index(self.order.slot(tile), chunk))
 
     @cute.jit
     def recycle(self, tile: Int32, leads: Boolean) -> None:
@@ -149,9 +156,9 @@ class Ring:
             "fence.acq_rel.gpu;\n"
             "}",
             read_only_args=[
-                self.counters + index,
+                (self.counters + index).toint(),
                 Int32(target),
-                self.status,
+                self.status.toint(),
                 Int32(reason),
                 Int32(index),
             ],

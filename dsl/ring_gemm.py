@@ -15,7 +15,7 @@ three others pack the rows of later groups. Order of work and protocol: ring_ord
 
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_ptr
 from ringfp4.dsl.blockscaled_gemm import BlockScaledGemm, fake_tensors
 from ringfp4.dsl.config.ring import PACKING_WARPS, RingGemmConfig
@@ -92,12 +92,12 @@ class RingGemm(BlockScaledGemm):
                 tile, step, m_tiles, tiles = self.walk(m)
                 while tile < tiles:
                     m_tile, n_tile = config.order.tile_coord(tile, m_tiles)
-                    state = producer.load_tile(
-                        state,
-                        config.order.slot(m_tile),
-                        n_tile,
-                        lambda k_tile, m_tile=m_tile: self.acquire(ring, m_tile, k_tile),
-                    )
+                    complete = ring.acquire_tile(m_tile)
+
+                    def acquire(k_tile, m_tile=m_tile, complete=complete):
+                        self.acquire(ring, m_tile, k_tile, complete)
+
+                    state = producer.load_tile(state, config.order.slot(m_tile), n_tile, acquire)
                     tile += step
             else:
                 packing_warp = warp - config.mma_warps - 1
@@ -127,11 +127,11 @@ class RingGemm(BlockScaledGemm):
                 ring.finish(step)
 
     @cute.jit
-    def acquire(self, ring: Ring, m_tile: Int32, k_tile: Int32):
-        """Loader: before a chunk's first K tile, wait until the chunk is packed."""
+    def acquire(self, ring: Ring, m_tile: Int32, k_tile: Int32, complete: Boolean):
+        """Loader: before a chunk's first K tile, wait for the chunk."""
         k_tiles = self.config.k_tiles // self.config.k_chunks
         if k_tile % k_tiles == 0:
-            ring.acquire(m_tile, k_tile // k_tiles)
+            ring.acquire(m_tile, k_tile // k_tiles, complete)
 
 
 def compile_kernel(config: RingGemmConfig):

@@ -11,9 +11,9 @@ which shortens the time before the first tile is packed; the last one is what re
 CTA c of a grid of G works on tiles c, c + G, c + 2 G, ...
 
 Protocol. Activation tile t (``tile_m`` rows) lives in ring slot t mod S, as the slot's
-generation t div S. A tile is packed in ``units`` parts, unit u being part u mod ``units`` of tile
-u div ``units``; a warp packs one unit at a time. Two kinds of counters, all zero when a launch
-starts and when it ends:
+generation t div S. A tile consists of ``units``, groups of rows, unit u being unit u mod ``units`` of tile
+u div ``units``; a warp packs one K chunk of one unit at a time. Two kinds of counters, all zero when
+a launch starts and when it ends:
 
 - ``ready[slot][k chunk]`` counts units packed into the slot since the launch started. A loader
   may read chunk j of tile t once ready[slot][j] >= ready_target(t): *publish* and *acquire*.
@@ -56,6 +56,21 @@ def _maximum(a: Number, b: Number) -> Number:
     return cutlass.max(a, b)
 
 
+def _in_group(
+    index: Number, m_tiles: Number, per_tile: Number, group: int, first: int
+) -> tuple[Number, Number, Number]:
+    """First m tile and size of the group that item ``index`` is in, and its number inside the group.
+
+    Items are numbered group after group, ``per_tile`` of them for each m tile.
+    """
+    # As if the first group were a full one whose leading tiles are missing.
+    missing = group - first
+    g = (index + missing * per_tile) // (group * per_tile)
+    begin = _maximum(g * group - missing, 0)
+    size = _minimum(g * group - missing + group, m_tiles) - begin
+    return begin, size, index - begin * per_tile
+
+
 def tile_coord(
     index: Number, m_tiles: Number, n_tiles: Number, group: int, first: int | None = None
 ) -> tuple[Number, Number]:
@@ -63,12 +78,7 @@ def tile_coord(
 
     ``group`` m tiles form a group, the first group has ``first`` of them (default ``group``).
     """
-    # As if the first group were a full one whose leading tiles are missing.
-    missing = group - (group if first is None else first)
-    g = (index + missing * n_tiles) // (group * n_tiles)
-    begin = _maximum(g * group - missing, 0)
-    size = _minimum(g * group - missing + group, m_tiles) - begin
-    rest = index - begin * n_tiles
+    begin, size, rest = _in_group(index, m_tiles, n_tiles, group, group if first is None else first)
     n_tile = rest // size
     return begin + rest - n_tile * size, n_tile
 
@@ -103,14 +113,21 @@ class RingOrder:
     def tile_coord(self, index: Number, m_tiles: Number) -> tuple[Number, Number]:
         return tile_coord(index, m_tiles, self.n_tiles, self.group, self.first)
 
-    def prologue_units(self, m_tiles: Number) -> Number:
-        """Units of the first group: packed by the consumer warps before their first output tile."""
-        return _minimum(m_tiles, self.first) * self.units
+    # Parts: what a warp packs at a time, one K chunk of one unit.
 
-    def prologue_part(self, index: Number, units: Number) -> tuple[Number, Number]:
-        """(unit, k chunk) of part ``index`` of the prologue; chunk 0 of all ``units`` comes first."""
-        chunk = index // units
-        return index - chunk * units, chunk
+    def parts(self, m_tiles: Number) -> Number:
+        return m_tiles * (self.units * self.k_chunks)
+
+    def prologue_parts(self, m_tiles: Number) -> Number:
+        """Parts of the first group: packed by the consumer warps before their first output tile."""
+        return self.parts(_minimum(m_tiles, self.first))
+
+    def part_coord(self, index: Number, m_tiles: Number) -> tuple[Number, Number]:
+        """(unit, K chunk) of part ``index``: group after group, inside a group chunk after chunk."""
+        per_tile = self.units * self.k_chunks
+        begin, size, rest = _in_group(index, m_tiles, per_tile, self.group, self.first)
+        chunk = rest // (size * self.units)
+        return begin * self.units + rest - chunk * size * self.units, chunk
 
     def tile_of(self, unit: Number) -> Number:
         return unit // self.units

@@ -60,14 +60,13 @@ class RingPacking:
 
     @cute.jit
     def prologue(self, warp: Int32, g: Float32):
-        """Consumer warp ``warp`` of its CTA: its share of the first group."""
+        """Consumer warp ``warp`` of its CTA: its share of the first group, whose slots are free."""
         order = self.config.order
         part, step = self.deal(warp, self.config.consumer_warps)
-        units = order.prologue_units(order.m_tiles(self.m))
-        while part < units * order.k_chunks:
-            unit, chunk = order.prologue_part(part, units)
-            self.pack(unit, chunk, 1, g)
-            self.ring.publish(order.tile_of(unit), chunk)
+        m_tiles = order.m_tiles(self.m)
+        while part < order.prologue_parts(m_tiles):
+            unit, chunk = order.part_coord(part, m_tiles)
+            self.pack(unit, chunk, g)
             part += step
 
     @cute.jit
@@ -76,12 +75,12 @@ class RingPacking:
         order = self.config.order
         first, step = self.deal(warp, PACKING_WARPS)
         m_tiles = order.m_tiles(self.m)
-        unit = order.prologue_units(m_tiles) + first
-        while unit < m_tiles * order.units:
+        part = order.prologue_parts(m_tiles) + first
+        while part < order.parts(m_tiles):
+            unit, chunk = order.part_coord(part, m_tiles)
             self.ring.wait_for_slot(order.tile_of(unit))
-            self.pack(unit, 0, order.k_chunks, g)
-            self.ring.publish_all(order.tile_of(unit))
-            unit += step
+            self.pack(unit, chunk, g)
+            part += step
 
     @property
     def packer(self) -> Packer:
@@ -94,18 +93,18 @@ class RingPacking:
         return warp * ctas + cute.arch.block_idx()[0], warps * ctas
 
     @cute.jit
-    def pack(self, unit: Int32, chunk: Int32, chunks: Int32, g: Float32):
-        """K chunks chunk, ..., chunk + chunks - 1 of one unit, into its tile's slot."""
+    def pack(self, unit: Int32, chunk: Int32, g: Float32):
+        """One K chunk of one unit, into its tile's slot."""
         config, order, lane = self.config, self.config.order, cute.arch.lane_idx()
         tile = order.tile_of(unit)
-        part = unit - tile * order.units
+        unit_in_tile = unit - tile * order.units
         if const_expr(config.packed):  # the rows whose block scales lie together
-            row_in_tile = part * (ROW_GROUP // 4) + nvfp4.piece_row(lane)
+            row_in_tile = unit_in_tile * (ROW_GROUP // 4) + nvfp4.piece_row(lane)
         else:
-            row_in_tile = part * ROW_GROUP + lane // LANES_PER_ROW
-        row = tile * config.tile_m + row_in_tile
+            row_in_tile = unit_in_tile * ROW_GROUP + lane // LANES_PER_ROW
+        row, slot = tile * config.tile_m + row_in_tile, order.slot(tile)
         pieces = config.chunk_columns // GROUP_COLUMNS
-        for piece in cutlass.range(chunk * pieces, (chunk + chunks) * pieces, config.pieces, unroll=1):
-            self.packer.pack(
-                self.x, self.x_stride, self.m, self.q, self.sf, row, order.slot(tile), row_in_tile, piece, g
-            )
+        for i in cutlass.range(pieces // config.pieces, unroll=1):
+            piece = chunk * pieces + i * config.pieces
+            self.packer.pack(self.x, self.x_stride, self.m, self.q, self.sf, row, slot, row_in_tile, piece, g)
+        self.ring.publish(tile, chunk)

@@ -135,20 +135,20 @@ class Cta:
     def packer(self, warp: int) -> Iterator[Step]:
         yield from self.absolute_maximum()
         stride = self.launch.packing_warps * self.launch.grid
-        first = self.order.prologue_units(self.sim.m_tiles) + warp * self.launch.grid + self.cta
-        for unit in range(first, self.sim.m_tiles * self.order.units, stride):
+        first = self.order.prologue_parts(self.sim.m_tiles) + warp * self.launch.grid + self.cta
+        for index in range(first, self.order.parts(self.sim.m_tiles), stride):
+            unit, chunk = self.order.part_coord(index, self.sim.m_tiles)
             tile = self.order.tile_of(unit)
             if self.launch.fault != "no recycle wait":
                 done = self.order.done_index(self.order.slot(tile))
                 yield self.sim.at_least(done, self.order.done_target(tile))
-            for chunk in range(self.order.k_chunks):
-                if self.launch.fault == "publish first":
-                    self.sim.publish(unit, chunk)
-                    yield None
-                self.sim.pack(unit, chunk)
+            if self.launch.fault == "publish first":
+                self.sim.publish(unit, chunk)
                 yield None
-                if self.launch.fault != "publish first":
-                    self.sim.publish(unit, chunk)
+            self.sim.pack(unit, chunk)
+            yield None
+            if self.launch.fault != "publish first":
+                self.sim.publish(unit, chunk)
         self.sim.finish()
 
     def loader(self) -> Iterator[Step]:
@@ -182,10 +182,10 @@ class Cta:
 
     def consumer(self, warp: int) -> Iterator[Step]:
         yield from self.absolute_maximum()
-        units = self.order.prologue_units(self.sim.m_tiles)
+        parts = self.order.prologue_parts(self.sim.m_tiles)
         stride = self.launch.consumer_warps * self.launch.grid
-        for index in range(warp * self.launch.grid + self.cta, units * self.order.k_chunks, stride):
-            unit, chunk = self.order.prologue_part(index, units)
+        for index in range(warp * self.launch.grid + self.cta, parts, stride):
+            unit, chunk = self.order.part_coord(index, self.sim.m_tiles)
             self.sim.pack(unit, chunk)
             yield None
             self.sim.publish(unit, chunk)
@@ -322,6 +322,18 @@ def test_tile_coord_visits_each_tile_once_group_after_group(
     assert [(g, j) for g, (_, j) in zip(groups, coords, strict=True)] == sorted(
         (g, j) for g, (_, j) in zip(groups, coords, strict=True)
     )
+
+
+@given(order=orders, m_tiles=st.integers(1, 20))
+def test_every_part_is_packed_once_group_after_group(order: RingOrder, m_tiles: int) -> None:
+    parts = [order.part_coord(i, m_tiles) for i in range(order.parts(m_tiles))]
+    units = m_tiles * order.units
+    assert sorted(parts) == [(unit, chunk) for unit in range(units) for chunk in range(order.k_chunks)]
+    tiles = [order.tile_of(unit) for unit, _ in parts]
+    groups = [0 if tile < order.first else 1 + (tile - order.first) // order.group for tile in tiles]
+    keys = [(group, chunk, unit) for group, (unit, chunk) in zip(groups, parts, strict=True)]
+    assert keys == sorted(keys)
+    assert order.prologue_parts(m_tiles) == groups.count(0)
 
 
 def test_tile_coord_by_hand() -> None:

@@ -35,7 +35,7 @@ class RingFields(KernelConfig):
     first: int = 1  # m tiles of the first group
     k_chunks: int = 1
     pieces: int = 1  # of 64 columns that a packing warp has in flight
-    maximum_loads: int = 4  # 16-byte loads a thread has in flight while it looks for the maximum
+    maximum_loads: int = 11  # 16-byte loads a thread has in flight while it looks for the maximum
     poll_limit: int = POLL_LIMIT
     jitter: bool = False  # random delays in the protocol, for tests
 
