@@ -114,10 +114,10 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _arch(image: bytes, toolkit: str) -> str:
-    """From the header flags; they do not tell a family (f) target, the assembler's note does."""
+    """The number from the header flags; the suffix from there too, or from the assembler's note."""
     flags = struct.unpack_from("<I", image, 48)[0]
-    if image[8] < 8:  # ABI of sm_90 and before
+    if image[8] < 8:  # ABI version: sm_90 by ptxas 12.x, which leaves no note
         return f"sm_{flags & 0xFF}" + ("a" if flags & 0x800 else "")
-    number, specific = flags >> 8 & 0xFF, bool(flags & 0x8)
-    family = re.search(rf"-arch sm_{number}f\b", toolkit)
-    return f"sm_{number}" + ("a" if specific else "f" if family else "")
+    number = flags >> 8 & 0xFF
+    suffix = re.search(rf"-arch sm_{number}([af]?)\b", toolkit)
+    return f"sm_{number}" + (suffix[1] if suffix else "")
