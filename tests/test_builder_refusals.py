@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from bad_kernels.configs import CopyConfig
 from ringfp4.build_cubins.checks import refusal
 from ringfp4.build_cubins.compiler import Built, Compiler, raise_failed
 from ringfp4.build_cubins.job import Job
+from ringfp4.dsl.config.base import SassRules
+from ringfp4.dsl.config.hopper import HopperGemmConfig
 from ringfp4.errors import BuildError
 
 pytestmark = pytest.mark.skipif(
@@ -105,6 +107,24 @@ def test_another_assembler(built: Results) -> None:
     found = refusal(of("good"), built[0]["good"], ptxas="13.4")
     assert "ptxas: expected 13.4" in found
     assert "got 12.9." in found
+
+
+@dataclass(frozen=True)
+class NoWaits(HopperGemmConfig):
+    """A Hopper GEMM that would have to do without any wait for its wgmma."""
+
+    def sass_rules(self, arch: str) -> SassRules:
+        return replace(super().sass_rules(arch), max_wgmma_waits=0)
+
+
+def test_too_many_waits_for_wgmma() -> None:
+    config = HopperGemmConfig.variants(64, 128)[0]
+    strict = NoWaits(**{field.name: getattr(config, field.name) for field in fields(config)})
+    job = Job(config, "sm_90a")
+    results, failures = Compiler(cache=None, threads=1).run([job], lambda job, cached: None)
+    assert not failures
+    assert refusal(job, results[job]) == ""
+    assert "waits for wgmma (serialised): expected at most 0" in refusal(Job(strict, "sm_90a"), results[job])
 
 
 def test_failed_compiles_say_why(built: Results) -> None:
