@@ -47,7 +47,7 @@ def ring_linear(
     if torch.compiler.is_compiling():
         from ringfp4.runtime import ops
 
-        return ops.traced_linear(x, w, scale, scale_rule, bias, out, ring, schedule)
+        return ops.traced_linear(x, w, scale, scale_rule, bias, schedule, (out, ring, fallback))
     if not isinstance(w, Nvfp4Weight):
         checks.weight(w, torch.device("cpu"))
     m, x_stride = checks.activation(x, w.k)

@@ -65,13 +65,14 @@ def traced_linear(
     scale: torch.Tensor | None,
     scale_rule: str,
     bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    ring: Ring | None,
     schedule: str,
+    eager_only: tuple[torch.Tensor | None, Ring | None, str | None],
 ) -> torch.Tensor:
-    """``ring_linear`` inside torch.compile. Raises InputError for ``out`` and ``ring``."""
-    if out is not None or ring is not None:
-        raise InputError("out and ring cannot be compiled", remedy="leave them out under torch.compile")
+    """``ring_linear`` inside torch.compile. Raises InputError for ``out``, ``ring`` and ``fallback``."""
+    if any(option is not None for option in eager_only):
+        raise InputError(
+            "out, ring and fallback cannot be compiled", remedy="leave them out under torch.compile"
+        )
     data, block_scale = w.operands()
     y: torch.Tensor = torch.ops.ringfp4.linear(
         x, data, block_scale, w.tensor_scale, w.n, scale, scale_rule, bias, schedule
