@@ -13,6 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ringfp4")
     group.addoption("--cubins", action="append", metavar="DIR", help="folder of artefacts for the GPU tests")
     group.addoption("--mutants", metavar="DIR", help="what tests/gpu/mutants.py wrote")
+    group.addoption("--captures", metavar="FILE", help="what tests/minilm.py wrote")
     group.addoption("--arch", help="use only artefacts of this architecture, for instance twin")
 
 

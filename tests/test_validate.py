@@ -120,7 +120,7 @@ def test_failed_gate_gives_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    names = {v: k for k, v in captures._DTYPES.items()}
+    names = {dtype: name for name, dtype in captures.DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"made_by": "a test"}}
     body = b""
     for name, tensor in tensors.items():
@@ -198,7 +198,7 @@ def test_unusable_captures_are_refused(
         (2).to_bytes(8, "little") + b"{}",
         (74).to_bytes(8, "little")
         + b'{"a.x": {"dtype": "BF16", "shape": [3, 64], "data_offsets": [0, 100000]}}  ',
-        (46).to_bytes(8, "little") + b'{"a.x": {"dtype": "I64", "shape": [3, 64]}}   ',
+        (46).to_bytes(8, "little") + b'{"a.x": {"dtype": "I65", "shape": [3, 64]}}   ',
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:

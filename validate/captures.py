@@ -7,6 +7,7 @@ For each projection NAME, say ``block24.qkv``, the file holds
     NAME.block_scale   F8_E4M3 or U8   its swizzled block scales
     NAME.tensor_scale  F32, 1 element
     NAME.scale         F32, 1 element  optional: the activation's calibrated tensor scale
+    NAME.bias          BF16 [N]        optional
     NAME.y             BF16 [M, N]     optional: what the model's own linear gave
 
 The format is a few lines to read: 8 bytes of header length, a JSON header, the bytes.
@@ -23,9 +24,16 @@ from typing import Any
 import torch
 from ringfp4.errors import InputError
 
-_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+# The names of the format, and the types that occur in captures and in models that they come from.
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+}
 _REQUIRED = ("x", "qdata", "block_scale", "tensor_scale")
-_OPTIONAL = ("scale", "y")
+_OPTIONAL = ("scale", "bias", "y")
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 
 
@@ -39,6 +47,7 @@ class Capture:
     block_scale: torch.Tensor
     tensor_scale: torch.Tensor
     scale: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     y: torch.Tensor | None = None
 
 
@@ -79,6 +88,8 @@ def _checked(path: Path, capture: Capture) -> Capture:
     require("tensor_scale", (torch.float32,), capture.tensor_scale.numel() == 1)
     if capture.scale is not None:
         require("scale", (torch.float32,), capture.scale.numel() == 1)
+    if capture.bias is not None:
+        require("bias", (torch.bfloat16,), capture.bias.shape == (capture.qdata.shape[0],))
     if capture.y is not None:
         require("y", (torch.bfloat16,), capture.y.shape == (m, capture.qdata.shape[0]))
     return capture
@@ -103,7 +114,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _tensor(mapped: mmap.mmap, start: int, entry: dict[str, Any]) -> torch.Tensor:
-    dtype, shape = _DTYPES[entry["dtype"]], [int(extent) for extent in entry["shape"]]
+    dtype, shape = DTYPES[entry["dtype"]], [int(extent) for extent in entry["shape"]]
     first, last = entry["data_offsets"]
     size = torch.tensor(shape).prod().item() * dtype.itemsize
     if not 0 <= first <= last <= len(mapped) - start or last - first != size:

@@ -19,11 +19,13 @@ def weight_of(case: cases.Linear) -> Nvfp4Weight:
     return Nvfp4Weight(w.qdata, w.block_scale, w.tensor_scale)
 
 
-def comfy_linear(x: torch.Tensor, w: cases.Weight, scale: torch.Tensor) -> torch.Tensor:
+def comfy_linear(
+    x: torch.Tensor, w: cases.Weight, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Comfy's quantiser and cuBLAS, BF16 [M, N]."""
     q, sf = comfy.quantise(x, scale)
     b = (w.qdata, w.block_scale.view(torch.uint8), w.tensor_scale)
-    return comfy.matmul((q, sf, scale), b)[: len(x)]
+    return comfy.matmul((q, sf, scale), b, bias)[: len(x)]
 
 
 def _exact(role: str, context: Context) -> Outcome:

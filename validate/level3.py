@@ -40,6 +40,7 @@ def to_gpu(capture: Capture) -> Capture:
         block_scale=capture.block_scale.cuda(),
         tensor_scale=capture.tensor_scale.cuda(),
         scale=moved(capture.scale),
+        bias=moved(capture.bias),
         y=moved(capture.y),
     )
 
@@ -56,14 +57,13 @@ def scale_of(capture: Capture) -> torch.Tensor:
 def consistent(schedules: tuple[str, ...], source: Source, _: Context) -> Outcome:
     """Every schedule gives the same bits, and some rows are near float64's."""
     capture = source()
-    w, scale = weight_of(capture), scale_of(capture)
-    results = {s: ring_linear(capture.x, w, scale=scale, schedule=s) for s in schedules}
+    scale = scale_of(capture)
+    call = partial(ring_linear, capture.x, weight_of(capture), scale=scale, bias=capture.bias)
+    results = {s: call(schedule=s) for s in schedules}
     y = next(iter(results.values()))
     wrong = sum(different(other, y) for other in results.values())
     excess = _excess(capture, scale, y)
-    measured = {
-        f"{s} ms": time_ms(partial(ring_linear, capture.x, w, scale=scale, schedule=s)) for s in schedules
-    }
+    measured = {f"{s} ms": time_ms(partial(call, schedule=s)) for s in schedules}
     measured["error beyond rounding / sum |ab|"] = excess
     detail = f"{', '.join(schedules)} differ in {wrong} of {y.numel()} elements"
     return Outcome(wrong == 0 and excess <= cases.ACCUMULATED, detail, measured)
@@ -72,13 +72,12 @@ def consistent(schedules: tuple[str, ...], source: Source, _: Context) -> Outcom
 def equals_comfy(role: str, source: Source, _: Context) -> Outcome:
     """The same bits as Comfy's quantiser and cuBLAS, and as the capture's own y."""
     capture = source()
-    w, scale = weight_of(capture), scale_of(capture)
+    scale = scale_of(capture)
     packed = cases.Weight(capture.qdata, capture.block_scale, capture.tensor_scale)
-    y, theirs = ring_linear(capture.x, w, scale=scale), comfy_linear(capture.x, packed, scale)
-    measured = {
-        "ours ms": time_ms(lambda: ring_linear(capture.x, w, scale=scale)),
-        "comfy ms": time_ms(lambda: comfy_linear(capture.x, packed, scale)),
-    }
+    ours = partial(ring_linear, capture.x, weight_of(capture), scale=scale, bias=capture.bias)
+    comfys = partial(comfy_linear, capture.x, packed, scale, capture.bias)
+    y, theirs = ours(), comfys()
+    measured = {"ours ms": time_ms(ours), "comfy ms": time_ms(comfys)}
     outcome = judge_equality(role, different(y, theirs), y.numel(), measured)
     if capture.y is None or not outcome.ok:
         return outcome
@@ -94,7 +93,9 @@ def _excess(capture: Capture, scale: torch.Tensor, y: torch.Tensor) -> float:
     a = reference.decode(q, reference.unswizzle(sf, len(rows), blocks))
     w_sf = reference.unswizzle(capture.block_scale, len(capture.qdata), blocks)
     w = reference.decode(capture.qdata, w_sf)
-    return cases.excess(y[rows], a.double(), w.double(), (scale * capture.tensor_scale).double())
+    alpha = (scale * capture.tensor_scale).double()
+    bias = 0.0 if capture.bias is None else capture.bias.double()
+    return cases.excess(y[rows], a.double(), w.double(), alpha, bias)
 
 
 def gates(context: Context) -> Iterator[Gate]:

@@ -85,19 +85,26 @@ class Linear:
         return wrong
 
     def excess(self, y: torch.Tensor) -> float:
-        """Largest :func:`excess` of ``y`` over chunks of rows; a case without bias."""
+        """Largest :func:`excess` of ``y`` over chunks of rows."""
         alpha = (self.scale * self.weight.tensor_scale).double()
         w = reference.decode(pack_codes(self.w), self.w_sf).double()
-        return max(excess(y[rows], a, w, alpha) for rows, a in self.decoded_rows())
+        bias = 0.0 if self.bias is None else self.bias.double()
+        return max(excess(y[rows], a, w, alpha, bias) for rows, a in self.decoded_rows())
 
 
-def excess(y: torch.Tensor, a: torch.Tensor, w: torch.Tensor, alpha: torch.Tensor) -> float:
+def excess(
+    y: torch.Tensor,
+    a: torch.Tensor,
+    w: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | float = 0.0,
+) -> float:
     """Largest error of BF16 ``y`` beyond half an ulp, in units of alpha * sum |a||b|.
 
     ``a`` [M, K] and ``w`` [N, K] are decoded operands, ``alpha`` the product of the tensor scales,
     all float64. Infinite if ``y`` has a NaN.
     """
-    exact = alpha * (a @ w.T)
+    exact = alpha * (a @ w.T) + bias
     _, exponent = torch.frexp(exact)  # of a mantissa in [0.5, 1)
     error = (y.double() - exact).abs() - torch.ldexp(torch.ones_like(exact), exponent - 9)
     if bool(error.isnan().any()):

@@ -36,15 +36,15 @@ def main() -> int:
     parser.add_argument("--arch", help="for instance twin")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--tests", default="reduced_exact", help="pytest -k expression")
+    parser.add_argument("--limit", type=int, default=1200, help="seconds for each tool")
     arguments = parser.parse_args()
     failed = 0
     for tool in arguments.tools:
         started = time.monotonic()
         # Each allocation from the driver, so that initcheck and memcheck see where it ends.
         environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        result = subprocess.run(
-            command(tool, arguments), env=environment, capture_output=True, text=True, check=False
-        )
+        line = ["timeout", str(arguments.limit), *command(tool, arguments)]
+        result = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         passed = re.search(r"(\d+) passed", result.stdout)
         summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", result.stdout + result.stderr)
         clean = result.returncode == 0 and passed is not None
