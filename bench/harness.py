@@ -2,14 +2,16 @@
 
 What is compared is timed in one process and in rotating order, each as replays of a CUDA graph
 that calls it on one input after another: the launches follow each other closely, and the inputs
-together exceed the L2 cache several times, so none is found there. The unit of everything is the
-median over the rounds; the ceiling is a device-to-device copy timed among the others.
+together exceed the L2 cache several times, so none is found there. Figures are medians over the
+rounds. The ceiling for bytes per second is a large device-to-device copy, measured alike but
+without a graph: as a node of one it can be a third slower.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +22,7 @@ from ringfp4 import runtime
 from ringfp4.errors import DriverError
 
 Run = Callable[[int], object]  # run on input number i
+REPLAY_MILLISECONDS = 2.0  # at least, for each timing
 
 
 @dataclass(frozen=True)
@@ -84,29 +87,51 @@ def time_all(runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int 
     for turn in range(warm_ups + rounds):
         at = turn % len(names)
         for name in names[at:] + names[:at]:
-            milliseconds = _elapsed(replays[name]) / inputs
+            replay, calls = replays[name]
+            milliseconds = _elapsed(replay) / calls
             if turn >= warm_ups:
                 times[name].append(milliseconds)
-    return {name: Timing(statistics.median(t), min(t), max(t)) for name, t in times.items()}
+    return {name: _timing(t) for name, t in times.items()}
 
 
-def _captured(run: Run, inputs: int) -> Callable[[], object]:
-    """A function that calls ``run`` on every input: a graph's replay, or Python if it has none."""
+def copy_bandwidth(device: torch.device, rounds: int = 15) -> float:
+    """Bytes per second, read plus written, of a copy of a gigabyte within the device."""
+    source = torch.ones(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = [_elapsed(lambda: target.copy_(source)) for _ in range(rounds + 2)][2:]
+    return 2e3 * source.nbytes / statistics.median(times)
 
-    def once() -> None:
+
+def _timing(milliseconds: list[float]) -> Timing:
+    return Timing(statistics.median(milliseconds), min(milliseconds), max(milliseconds))
+
+
+def _captured(run: Run, inputs: int) -> tuple[Callable[[], object], int]:
+    """A graph's replay that calls ``run`` on every input, and how many calls it makes.
+
+    Inputs are gone through again until a replay is so long that launching it costs next to nothing.
+    If ``run`` cannot be captured (a peer that synchronises) it is called from Python instead.
+    """
+
+    def each() -> None:
         for i in range(inputs):
             run(i)
 
-    once()  # lazy initialisation must not be captured
-    torch.cuda.synchronize()
+    each()  # lazy initialisation must be neither timed nor captured
+    repeats = min(32, math.ceil(REPLAY_MILLISECONDS / _elapsed(each)))
+
+    def all_calls() -> None:
+        for _ in range(repeats):
+            each()
+
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            once()
-    except RuntimeError:  # a peer that synchronises or allocates by itself
+            all_calls()
+    except RuntimeError:
         torch.cuda.synchronize()
-        return once
-    return graph.replay
+        return all_calls, repeats * inputs
+    return graph.replay, repeats * inputs
 
 
 def _elapsed(call: Callable[[], object]) -> float:
@@ -132,14 +157,15 @@ def print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]
         print(row(line))
 
 
-def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """The rows with the device and the versions that gave them."""
+def write_json(path: Path, rows: Sequence[Row], **facts: object) -> None:
+    """The rows and other facts, with the device and the versions that gave them."""
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     record = {
         "device": device.name,
         "multiprocessors": device.multi_processor_count,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        **facts,
         "rows": [asdict(row) for row in rows],
     }
     temporary = path.with_name(f".{path.name}.tmp")

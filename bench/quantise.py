@@ -1,7 +1,7 @@
 """The activation's side of a linear: absolute maximum (with the tensor scale) and packing.
 
-Both only move bytes, so the ceiling is a copy of the same activation, in bytes per second. Beside
-them PyTorch's two ways to an absolute maximum and Comfy Kitchen's quantiser, where it is installed.
+Both only move bytes, so the ceiling is a large copy's bytes per second. Beside them PyTorch's two
+ways to an absolute maximum and Comfy Kitchen's quantiser, where it is installed.
 Every output is compared with the reference before anything is timed.
 """
 
@@ -17,6 +17,7 @@ from bench.harness import (
     Row,
     Run,
     add_common_options,
+    copy_bandwidth,
     inputs_needed,
     load_cubins,
     print_table,
@@ -30,7 +31,7 @@ try:
 except ImportError:
     comfy_kitchen = None
 
-COPY = "copy"
+COMFY = "Comfy quantize_nvfp4"
 HEADER = (
     *("rows x K", "what", "us", "fastest", "slowest", "GB/s", "% of copy"),
     *("abs().amax() / ours", "inf-norm / ours", "Comfy / ours"),
@@ -46,24 +47,12 @@ def main(argv: list[str]) -> int:
     device = require_cuda()
     load_cubins(args)
     rows = [row for k in args.k for m in args.rows for row in measure(m, k, device, args.rounds)]
-    print_table(
-        f"Quantising BF16 activations on {torch.cuda.get_device_name(device)}",
-        (
-            "rows x K",
-            "kernel",
-            "us",
-            "fastest",
-            "slowest",
-            "GB/s",
-            "% of copy",
-            "x PyTorch",
-            "x inf-norm",
-            "x Comfy",
-        ),
-        lines(rows),
-    )
+    ceiling = copy_bandwidth(device, args.rounds)
+    name = torch.cuda.get_device_name(device)
+    title = f"Quantising BF16 activations on {name}; a copy moves {ceiling / 1e9:.0f} GB/s"
+    print_table(title, HEADER, lines(rows, ceiling))
     if args.json:
-        write_json(args.json, rows)
+        write_json(args.json, rows, copy_bytes_per_second=ceiling)
     return 0
 
 
@@ -75,10 +64,8 @@ def measure(m: int, k: int, device: torch.device, rounds: int) -> list[Row]:
     slots = torch.empty(lowlevel.slot_bytes(m, k, device.index), dtype=torch.uint8, device=device)
     output_bytes = check(x[0], scale, slots)
     state = lowlevel.absmax_state(device)
-    copy = torch.empty_like(x[0])
     read = 2 * m * k
     runs: dict[str, tuple[Run, int]] = {
-        COPY: (lambda i: copy.copy_(x[i]), 2 * read),
         "absmax": (lambda i: lowlevel.absmax(x[i], state=state), read),
         "x.abs().amax()": (lambda i: x[i].abs().amax(), read),
         "inf-norm": (lambda i: torch.linalg.vector_norm(x[i], float("inf")), read),
@@ -86,7 +73,7 @@ def measure(m: int, k: int, device: torch.device, rounds: int) -> list[Row]:
     }
     if comfy_kitchen is not None:
         comfy_bytes = read + m * k // 2 + m * k // reference.BLOCK
-        runs["Comfy quantize_nvfp4"] = (lambda i: comfy_kitchen.quantize_nvfp4(x[i], scale), comfy_bytes)
+        runs[COMFY] = (lambda i: comfy_kitchen.quantize_nvfp4(x[i], scale, pad_16x=True), comfy_bytes)
     timings = time_all({name: run for name, (run, _) in runs.items()}, count, rounds)
     return [Row(name, f"{m} x {k}", timings[name], moved) for name, (_, moved) in runs.items()]
 
@@ -109,17 +96,17 @@ def check(x: torch.Tensor, scale: torch.Tensor, slots: torch.Tensor) -> int:
     return wanted_q.nbytes + (0 if sf is None else wanted_sf.nbytes)
 
 
-def lines(rows: list[Row]) -> list[list[str]]:
+def lines(rows: list[Row], ceiling: float) -> list[list[str]]:
     """Cells of the table; ratios are the peer's time over ours, of the same shape."""
     found = {(row.shape, row.what): row for row in rows}
-    peers = {"absmax": ("x.abs().amax()", "inf-norm"), "pack": ("", "", "Comfy quantize_nvfp4")}
+    peers = {"absmax": ("x.abs().amax()", "inf-norm"), "pack": ("", "", COMFY)}
     table = []
     for row in rows:
         ratios = ["", "", ""]
         for i, peer in enumerate(peers.get(row.what, ())):
             if other := found.get((row.shape, peer)):
                 ratios[i] = f"{other.timing.median / row.timing.median:.2f}"
-        of_copy = row.bytes_per_second / found[row.shape, COPY].bytes_per_second
+        of_copy = row.bytes_per_second / ceiling
         times = (f"{1e3 * t:.1f}" for t in (row.timing.median, row.timing.fastest, row.timing.slowest))
         table.append(
             [row.shape, row.what, *times, f"{row.bytes_per_second / 1e9:.0f}", f"{of_copy:.0%}", *ratios]
