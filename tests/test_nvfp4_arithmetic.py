@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-import quantiser_cases as cases
 import torch
 from ptx_interpreter import OPERATIONS, run
 from ringfp4.runtime import reference
+from ringfp4.validate import quantiser_cases as cases
 
 pytest.importorskip("cutlass", reason="needs the CuTe DSL (the extra 'build')")
 BLOCK = reference.BLOCK
