@@ -42,6 +42,22 @@ CODE
   )
 }
 
+# rebuild NAME: kernels for a shape of the user's own, from the installed package and its extra.
+rebuild() {
+  say "$1: kernels for another shape"
+  "$verify/$1/bin/python" -m pip install --quiet "ringfp4[build]"
+  (
+    cd "$verify"
+    "$1/bin/python" -m ringfp4.build_cubins --linear up=256x512 --arch sm_120f --out "$1-cubins"
+    "$1/bin/python" - "$1-cubins" <<'CODE'
+import sys
+from ringfp4.runtime.manifest import read_all
+(folder,) = read_all([sys.argv[1]])
+sys.exit(not all(kernel.image() and kernel.roles == ("up",) for kernel in folder.kernels))
+CODE
+  )
+}
+
 # same_cubins NAME: a build from the sdist gives the bytes that the wheels carry.
 same_cubins() {
   local installed
@@ -54,6 +70,7 @@ fresh_venv sdist-3.11 3.11
 "$verify/sdist-3.11/bin/python" -m pip install --quiet "${TORCH:-torch}" wheels/ringfp4-*.tar.gz
 same_cubins sdist-3.11
 smoke sdist-3.11
+rebuild sdist-3.11
 
 [[ $quick == --quick ]] && exit
 
@@ -61,6 +78,7 @@ say "x86-64 wheel on Python 3.12, which brings its torch"
 fresh_venv wheel-3.12 3.12
 "$verify/wheel-3.12/bin/python" -m pip install --quiet --only-binary :all: wheels/ringfp4-*_x86_64.whl
 smoke wheel-3.12
+rebuild wheel-3.12
 
 for version in 3.12 3.13; do
   say "sdist on Python $version"
