@@ -115,9 +115,7 @@ def measure_ceilings(device: torch.device) -> Ceilings:
         "matmul": lambda _: torch.mm(a, b.t(), out=product),
     }
     times = time_all(runs, inputs=4, rounds=9)
-    return Ceilings(
-        2e3 * source.nbytes / times["copy"].median, 2e3 * 8192**3 / times["matmul"].median
-    )
+    return Ceilings(2e3 * source.nbytes / times["copy"].median, 2e3 * 8192**3 / times["matmul"].median)
 
 
 def measure_role(
@@ -220,7 +218,8 @@ def comfy_tensor(x: torch.Tensor) -> object:
 def describe(device: torch.device, ceilings: Ceilings) -> str:
     return (
         f"Linears on {torch.cuda.get_device_name(device)}, {date.today()}, torch {torch.__version__}; "
-        f"copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, matmul {ceilings.flop_per_second / 1e12:.0f} TFLOP/s"
+        f"copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, "
+        f"matmul {ceilings.flop_per_second / 1e12:.0f} TFLOP/s"
     )
 
 
@@ -231,7 +230,10 @@ def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for r in results:
         times = [r.medians.get(name) for name in (CUBLAS, *ours)]
-        ratios = [r.against(CUBLAS, s) for s in ours] + [r.against(COMFY, ours[0]), r.limit / r.medians[ours[0]]]
+        ratios = [r.against(CUBLAS, s) for s in ours] + [
+            r.against(COMFY, ours[0]),
+            r.limit / r.medians[ours[0]],
+        ]
         lines.append(
             [
                 r.role,
@@ -276,7 +278,7 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> None:
                 axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         axis.plot([r.m for r in rows], [r.medians[CUBLAS] / r.limit for r in rows], "k--", label="limit")
         axis.axhline(1.0, color="grey", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", xlabel="rows M", title=f"{role}: K = {rows[0].k}, N = {rows[0].n}")
+        axis.set(xscale="log", yscale="log", xlabel="rows M", title=f"{role}: {rows[0].k} -> {rows[0].n}")
     axes[0][0].set_ylabel("speed relative to cuBLAS BF16")
     axes[0][-1].legend(fontsize=7)
     figure.suptitle(title, fontsize=8)

@@ -166,9 +166,7 @@ class HopperMainloop:
         """Issue one K step's wgmma as a group of its own."""
         warpgroup.fence()
         for k16 in range(TILE_K // 16):
-            cute.gemm(
-                tiled_mma, acc, fragment[(None, None, k16)], tBrQ[(None, None, k16, read.index)], acc
-            )
+            cute.gemm(tiled_mma, acc, fragment[(None, None, k16)], tBrQ[(None, None, k16, read.index)], acc)
         warpgroup.commit_group()
 
     def release(self, pipe, state):

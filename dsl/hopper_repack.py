@@ -21,9 +21,7 @@ class HopperRepack:
     @cute.jit
     def __call__(self, w: cute.Pointer, w_sf: cute.Pointer, packed: cute.Pointer, stream):
         self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(w, w_sf, packed).launch(
-            grid=(1, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+        self.kernel(w, w_sf, packed).launch(grid=(1, 1, 1), block=(self.config.threads, 1, 1), stream=stream)
 
     @cute.kernel
     def kernel(self, w: cute.Pointer, w_sf: cute.Pointer, packed: cute.Pointer):

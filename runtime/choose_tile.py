@@ -37,7 +37,7 @@ def cycles(tile: Tile, m: int, n: int, k: int, sms: int) -> float:
     return full_waves * _wave(tile, tile.ctas_per_sm, k) + last_wave
 
 
-def choose(tiles: Sequence[Tile], m: int, n: int, k: int, sms: int) -> int:
+def choose_tile(tiles: Sequence[Tile], m: int, n: int, k: int, sms: int) -> int:
     """Index of the tile with the shortest modelled duration, the first of equals."""
     durations = [cycles(tile, m, n, k, sms) for tile in tiles]
     return durations.index(min(durations))
