@@ -1,6 +1,6 @@
 """Timing on a CUDA device, the way every benchmark here does it.
 
-What is compared is timed in one process and in rotating order, each as replays of a CUDA graph
+What is compared is timed in one process and in changing order, each as replays of a CUDA graph
 that calls it on one input after another: the launches follow each other closely, and the inputs
 together exceed the L2 cache several times, so none is found there. Figures are medians over the
 rounds. The ceiling for bytes per second is a large device-to-device copy, measured alike but
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -85,8 +86,8 @@ def time_all(runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int 
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(warm_ups + rounds):
-        at = turn % len(names)
-        for name in names[at:] + names[:at]:
+        # Another order each round: what ran before decides how far the clock has been throttled.
+        for name in random.Random(turn).sample(names, len(names)):
             replay, calls = replays[name]
             milliseconds = _elapsed(replay) / calls
             if turn >= warm_ups:

@@ -14,7 +14,6 @@ tensor cores can beat it.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,19 @@ from ringfp4.errors import InputError, UnservedError
 from ringfp4.runtime import lowlevel, reference
 from torch.nn import functional
 
-from bench.harness import Run, inputs_needed, print_table, require_cuda, time_all
+from bench.harness import (
+    Row,
+    Run,
+    Timing,
+    add_common_options,
+    copy_bandwidth,
+    inputs_needed,
+    load_cubins,
+    print_table,
+    require_cuda,
+    time_all,
+    write_json,
+)
 
 try:
     from comfy_kitchen.tensor import QuantizedTensor
@@ -56,37 +67,43 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Result:
-    """One linear at one M: median milliseconds of each contestant, and the limit's."""
+    """One linear at one M: the time of each contestant, and the limit's milliseconds."""
 
     role: str
     m: int
     k: int
     n: int
     limit: float
-    medians: dict[str, float]
-    spread: dict[str, tuple[float, float]]
+    timings: dict[str, Timing]
+
+    def median(self, name: str) -> float | None:
+        """Milliseconds; None if that contestant did not run."""
+        return self.timings[name].median if name in self.timings else None
 
     def against(self, peer: str, ours: str) -> float | None:
         """The peer's time over ours; None if one of them did not run."""
-        if peer not in self.medians or ours not in self.medians:
-            return None
-        return self.medians[peer] / self.medians[ours]
+        theirs, own = self.median(peer), self.median(ours)
+        return theirs / own if theirs and own else None
+
+    def rows(self) -> list[Row]:
+        shape = f"{self.role} {self.m} x {self.k} -> {self.n}"
+        flop = 2 * self.m * self.k * self.n
+        timings = self.timings | {"limit": Timing(self.limit, self.limit, self.limit)}
+        return [Row(name, shape, timing, flop=flop) for name, timing in timings.items()]
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench linear", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cubins", type=Path, nargs="+", help="folders of cubins, default the package's")
-    parser.add_argument("--arch", help="only this architecture's cubins")
+    add_common_options(parser)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--rounds", type=int, default=11, help="the median is taken over these")
-    parser.add_argument("--out", type=Path, help="folder for linear.md, linear.json and linear.png")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
+    parser.add_argument("--plot", type=Path, help="draw speed over M into this PNG file")
     args = parser.parse_args(argv)
     device = require_cuda()
-    if args.cubins or args.arch:
-        runtime.load(path=args.cubins, arch=args.arch)
+    load_cubins(args)
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)  # it warns at every call that falls back
     ceilings = measure_ceilings(device)
     results = [
@@ -97,25 +114,21 @@ def main(argv: list[str]) -> int:
     title = describe(device, ceilings)
     header, lines = table(results)
     print_table(title, header, lines)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        write(args.out / "linear.md", markdown(title, header, lines))
-        write(args.out / "linear.json", as_json(title, ceilings, results))
-        plot(args.out / "linear.png", title, results)
+    if args.json:
+        rows = [row for result in results for row in result.rows()]
+        write_json(args.json, rows, title=title, ceilings=asdict(ceilings))
+    if args.markdown:
+        write(args.markdown, markdown(title, header, lines))
+    if args.plot:
+        plot(args.plot, title, results)
     return 0
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
-    source = torch.randn(1 << 28, device=device)
-    target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
     product = torch.empty_like(a)
-    runs: dict[str, Run] = {
-        "copy": lambda _: target.copy_(source),
-        "matmul": lambda _: torch.mm(a, b.t(), out=product),
-    }
-    times = time_all(runs, inputs=4, rounds=9)
-    return Ceilings(2e3 * source.nbytes / times["copy"].median, 2e3 * 8192**3 / times["matmul"].median)
+    matmul = time_all({"matmul": lambda _: torch.mm(a, b.t(), out=product)}, inputs=1, rounds=9)["matmul"]
+    return Ceilings(copy_bandwidth(device), 2e3 * 8192**3 / matmul.median)
 
 
 def measure_role(
@@ -153,45 +166,44 @@ def measure(
     y = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     scale = lowlevel.absmax(x[0]).clone()
     runs: dict[str, Run] = {CUBLAS: lambda i: torch.mm(x[i], weights.bf16[i].t(), out=y)}
+    expected = Expected(x[0], weights.packed[0])
     for schedule in SCHEDULES:
+        y.fill_(float("nan"))
         try:
-            check(x[0], weights.packed[0], y, schedule)
+            runtime.ring_linear(x[0], weights.packed[0], out=y, schedule=schedule)
         except UnservedError:
             continue
+        expected.check(y, schedule)
         runs[schedule] = lambda i, s=schedule: runtime.ring_linear(x[i], weights.packed[i], out=y, schedule=s)
     runs[CALIBRATED] = lambda i: runtime.ring_linear(
         x[i], weights.packed[i], scale=scale, out=y, schedule="prepacked"
     )
     if QuantizedTensor is not None:
         runs[COMFY] = lambda i: functional.linear(comfy_tensor(x[i]), weights.comfy[i])
-    times = time_all(runs, count, rounds)
-    return Result(
-        role=role,
-        m=m,
-        k=k,
-        n=n,
-        limit=ceilings.milliseconds(m, n, k),
-        medians={name: t.median for name, t in times.items()},
-        spread={name: (t.fastest, t.slowest) for name, t in times.items()},
-    )
+    timings = time_all(runs, count, rounds)
+    return Result(role, m, k, n, ceilings.milliseconds(m, n, k), timings)
 
 
-def check(x: torch.Tensor, w: runtime.Nvfp4Weight, y: torch.Tensor, schedule: str) -> None:
-    """InputError unless the first and the last rows are within the contract's bound of float64."""
-    y.fill_(float("nan"))
-    runtime.ring_linear(x, w, out=y, schedule=schedule)
-    if bool(y.isnan().any()):
-        raise InputError(f"{schedule} left outputs unwritten")
-    for part in (slice(0, 64), slice(max(0, len(x) - 64), len(x))):
+class Expected:
+    """The first and the last rows of y in float64, and how far a result may be from them."""
+
+    def __init__(self, x: torch.Tensor, w: runtime.Nvfp4Weight) -> None:
+        self.rows = torch.arange(len(x), device=x.device)
+        self.rows = torch.cat((self.rows[:64], self.rows[64:][-64:]))
         scale = reference.tensor_scale(x)
-        q, sf = reference.quantise(x[part].contiguous(), scale)
+        q, sf = reference.quantise(x[self.rows], scale)
         a = reference.decode(q, reference.unswizzle(sf, len(q), w.k // reference.BLOCK)).double()
         b = decoded(w)
         alpha = float(scale * w.tensor_scale)
-        exact, magnitude = alpha * (a @ b.T), alpha * (a.abs() @ b.abs().T)
-        excess = (y[part].double() - exact).abs() - RELATIVE * exact.abs() - ACCUMULATED * magnitude
-        if float(excess.max()) > 0:
-            raise InputError(f"{schedule} is wrong", expected="the bound of docs/numerics.md")
+        self.exact, magnitude = alpha * (a @ b.T), alpha * (a.abs() @ b.abs().T)
+        self.bound = RELATIVE * self.exact.abs() + ACCUMULATED * magnitude
+
+    def check(self, y: torch.Tensor, name: str) -> None:
+        """InputError unless y is written everywhere and within the contract's bound."""
+        if bool(y.isnan().any()):
+            raise InputError(f"{name} left outputs unwritten")
+        if bool(((y[self.rows].double() - self.exact).abs() > self.bound).any()):
+            raise InputError(f"{name} is wrong", expected="the bound of docs/numerics.md")
 
 
 def decoded(w: runtime.Nvfp4Weight) -> torch.Tensor:
@@ -224,15 +236,15 @@ def describe(device: torch.device, ceilings: Ceilings) -> str:
 
 
 def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    ours = [s for s in (*SCHEDULES, CALIBRATED) if any(s in r.medians for r in results)]
+    ours = [s for s in (*SCHEDULES, CALIBRATED) if any(s in r.timings for r in results)]
     header = ["linear", "M", f"{CUBLAS} us", *(f"{s} us" for s in ours)]
     header += [f"{CUBLAS} / {s}" for s in ours] + [f"{COMFY} / {ours[0]}", f"limit / {ours[0]}"]
     lines = []
     for r in results:
-        times = [r.medians.get(name) for name in (CUBLAS, *ours)]
+        times = [r.median(name) for name in (CUBLAS, *ours)]
         ratios = [r.against(CUBLAS, s) for s in ours] + [
             r.against(COMFY, ours[0]),
-            r.limit / r.medians[ours[0]],
+            r.limit / r.timings[ours[0]].median,
         ]
         lines.append(
             [
@@ -248,11 +260,6 @@ def table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 def markdown(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [header, ["---"] * len(header), *lines]
     return f"{title}\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
-def as_json(title: str, ceilings: Ceilings, results: Sequence[Result]) -> str:
-    record = {"title": title, "ceilings": asdict(ceilings), "results": [asdict(r) for r in results]}
-    return json.dumps(record, indent=1) + "\n"
 
 
 def write(path: Path, text: str) -> None:
@@ -273,10 +280,12 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> None:
     for axis, role in zip(axes[0], roles, strict=True):
         rows = [r for r in results if r.role == role]
         for name in (*SCHEDULES, CALIBRATED, COMFY):
-            points = [(r.m, r.against(CUBLAS, name)) for r in rows if name in r.medians]
+            points = [(r.m, r.against(CUBLAS, name)) for r in rows if name in r.timings]
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-        axis.plot([r.m for r in rows], [r.medians[CUBLAS] / r.limit for r in rows], "k--", label="limit")
+        axis.plot(
+            [r.m for r in rows], [r.timings[CUBLAS].median / r.limit for r in rows], "k--", label="limit"
+        )
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlabel="rows M", title=f"{role}: {rows[0].k} -> {rows[0].n}")
     axes[0][0].set_ylabel("speed relative to cuBLAS BF16")

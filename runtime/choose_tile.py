@@ -1,10 +1,11 @@
 """Which of several Hopper GEMMs is fastest for M rows: a model of the time, no measurement.
 
 Output tiles are worked off in waves of as many as the device holds at once. A wave takes as many
-K steps as K has, of whichever is slowest, in cycles, for the CTAs that share a multiprocessor:
-the tensor cores (4,096 FLOP a cycle), unpacking the weights (issue slots), or the latency of one
-step (barrier, shared memory, unpacking, issue). An epilogue follows that nothing overlaps. The
-constants are fitted to an H200 (docs/hopper.md has the fit); only ratios matter.
+K steps as K has, of whichever is slowest, in cycles, for the CTAs that share a multiprocessor: the
+tensor cores (tile_m / 2 cycles a wgmma and strip, and a fixed cost), unpacking the weights (issue
+slots), or the latency of one step (barrier, shared memory, unpacking, issue). Filling the pipeline
+and storing the tile follow, which nothing overlaps. The constants are fitted to an H200
+(docs/hopper.md has the fit); only their ratios matter.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TILE_K = 64
-FLOP_A_CYCLE = 4096  # of a multiprocessor's tensor cores, dense BF16
-UNPACK_CYCLES = 250  # a strip of 64 weight rows, one K step
-STEP_CYCLES = 600
-TILE_CYCLES = 4000  # filling and draining the pipeline
+STRIP_COLUMNS = 64  # of y: the weight rows of one warpgroup
+WGMMAS = 4  # of k16, a strip and K step
+WGMMA_CYCLES = 15  # of each, beyond its multiplications
+UNPACK_CYCLES = 150  # a strip, one K step
+STEP_CYCLES = 300
+TILE_CYCLES = 6000
 STORE_CYCLES = 0.05  # an output element
 
 
@@ -45,10 +48,7 @@ def choose_tile(tiles: Sequence[Tile], m: int, n: int, k: int, sms: int) -> int:
 
 def _wave(tile: Tile, ctas: int, k: int) -> float:
     """Cycles in which a multiprocessor finishes one tile of each of ``ctas`` CTAs."""
-    area = ctas * tile.tile_m * tile.tile_n
-    step = max(
-        2 * area * TILE_K / FLOP_A_CYCLE,
-        UNPACK_CYCLES * ctas * tile.tile_n / 64,
-        STEP_CYCLES,
-    )
-    return k / TILE_K * step + TILE_CYCLES + STORE_CYCLES * area
+    strips = ctas * tile.tile_n // STRIP_COLUMNS
+    multiply = strips * WGMMAS * (tile.tile_m / 2 + WGMMA_CYCLES)
+    step = max(multiply, strips * UNPACK_CYCLES, STEP_CYCLES)
+    return k / TILE_K * step + TILE_CYCLES + STORE_CYCLES * ctas * tile.tile_m * tile.tile_n

@@ -23,13 +23,14 @@ MAX_STAGES = 16
 # tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
 VARIANTS = (
     (208, 2, 1),
-    (232, 2, 1),
     (256, 2, 1),
+    (232, 2, 1),
+    (176, 2, 1),
     (160, 2, 1),
-    (152, 3, 1),
-    (128, 3, 1),
     (128, 2, 1),
-    (64, 1, 3),
+    (96, 2, 1),
+    (128, 3, 1),
+    (64, 1, 2),
     (16, 1, 4),
 )
 MIN_STAGES = 3  # one being read, one being dequantised, one in flight
