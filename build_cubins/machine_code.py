@@ -31,10 +31,10 @@ Read from the cubins of `shapes/h3.toml`; made by
 
 and held by tests/test_machine_code.py. Counts under *main loop* are of the innermost loop with
 the tensor instructions, for one warp; in the block-scaled kernels it is one K step of 128.
-`per MMA` is instructions of that loop for each tensor instruction in it; ptxas puts a no-op
-(`@!UPT UIADD3`) after most FP4 MMAs, which is counted. *Local* is local-memory loads and stores
-(spills), *setmaxnreg* the `USETMAXREG` instructions, *smem* what a CTA is launched with, in bytes.
-Architectures share a row where all of it agrees.
+`per MMA` is instructions of that loop for each tensor instruction in it, counting the no-ops that
+ptxas puts between FP4 MMAs. *Local* is local-memory loads and stores (spills), *setmaxnreg* the
+`USETMAXREG` instructions, *smem* what a CTA is launched with, in bytes. Architectures share a row
+where all of it agrees.
 """
 HEADER = (
     *("kernel", "ELF architecture", "tensor instruction", "in main loop", "LDSM", "LDS", "all", "per MMA"),
