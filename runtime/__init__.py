@@ -13,6 +13,7 @@ from ringfp4.runtime.devices import info, load, unload
 from ringfp4.runtime.lanes import Ring
 from ringfp4.runtime.ops import traced_linear as _register_operator  # noqa: F401
 from ringfp4.runtime.trace import set_nvtx
+from ringfp4.runtime.tuning import tune
 from ringfp4.runtime.weight import Nvfp4Weight
 
-__all__ = ["Nvfp4Weight", "Ring", "info", "load", "ring_linear", "set_nvtx", "unload"]
+__all__ = ["Nvfp4Weight", "Ring", "info", "load", "ring_linear", "set_nvtx", "tune", "unload"]

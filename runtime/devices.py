@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringfp4.errors import ArtifactError, DriverError, InputError, RingFP4Error, UnservedError
-from ringfp4.runtime import _core
+from ringfp4.runtime import _core, tuning
 from ringfp4.runtime.choose_tile import Tile, choose_tile
 from ringfp4.runtime.lanes import Lane
 from ringfp4.runtime.manifest import ARCHS, FILE_NAME, KernelEntry, Manifest, read_all
-from ringfp4.runtime.plan import KernelTable, Plan, build
+from ringfp4.runtime.plan import KernelTable, Plan, build, fixed_slots
 
 log = logging.getLogger("ringfp4")
 
@@ -42,6 +42,8 @@ class Artifacts:
     def __init__(self, device: _core.Device, manifests: tuple[Manifest, ...], archs: tuple[str, ...]) -> None:
         self.ordinal = device.ordinal
         self.sms = device.sms
+        self.device_name = device.name
+        self.driver_version = driver().version
         self.folders = tuple(manifest.folder for manifest in manifests)
         self.table = KernelTable((k for manifest in manifests for k in manifest.kernels), archs)
         self.context = _core.Context(device)
@@ -79,14 +81,15 @@ class Artifacts:
             for entry in variants:
                 if entry.name == preferred:
                     return entry
-            return self._modelled(variants, min(m, capacity_rows) if name == "ring" else m)
+            fitting = tuple(entry for entry in variants if fixed_slots(entry) <= capacity_rows)
+            return self._modelled(fitting or variants, min(m, capacity_rows) if name == "ring" else m)
 
         return build(self.table, self.kernels.__getitem__, schedule, n, k, capacity_rows, choose)
 
     def _modelled(self, variants: tuple[KernelEntry, ...], m: int) -> KernelEntry:
-        """Of Hopper's GEMMs the one that suits ``m`` rows, of all others the first."""
+        """Of Hopper's GEMMs, fused or not, the one that suits ``m`` rows, of all others the first."""
         first = variants[0]
-        if (first.arch, first.kind) != ("sm_90a", "gemm"):
+        if first.arch != "sm_90a" or first.kind not in ("gemm", "ring_gemm"):
             return first
         tiles = [Tile(entry.tile[0], entry.tile[1], entry.grid[2]) for entry in variants]
         return variants[choose_tile(tiles, m, first.n, first.k, self.sms)]
@@ -187,7 +190,9 @@ def load(
                 got=", ".join(sorted(present)) or "an empty manifest",
                 remedy=f"{build_it}, then load(path=DIR)",
             )
-        _loaded[ordinal] = Artifacts(target, manifests, archs)
+        loaded = Artifacts(target, manifests, archs)
+        tuning.apply(loaded, tuning.remembered(loaded))
+        _loaded[ordinal] = loaded
     log.info("loaded %d kernels on device %d", len(_loaded[ordinal].kernels), ordinal)
 
 
