@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ringfp4.build_cubins.cache import default_cache
 from ringfp4.build_cubins.checks import PTXAS, refusal
-from ringfp4.build_cubins.compiler import Built, Compiler, default_cache, raise_failed
+from ringfp4.build_cubins.compiler import Built, Compiler, raise_failed
 from ringfp4.build_cubins.job import Job, plan_jobs
 from ringfp4.build_cubins.manifest import KEEP, manifest, write_folder
 from ringfp4.build_cubins.report import Progress, built_table
@@ -57,7 +58,8 @@ def build(
     ptxas: str = PTXAS,
 ) -> dict[Job, Built]:
     """Compile and check every kernel of ``request``; raises BuildError naming each that failed."""
-    version(DSL), version(NVDISASM)
+    for tool in (DSL, NVDISASM):  # before anything starts, an error naming the extra
+        version(tool)
     jobs = plan_jobs(request.linears, request.archs)
     # A worker is for one architecture; within it the slow compiles first, so that the last are short.
     order = sorted(jobs, key=lambda job: (job.arch, job.config.n == 0, job.file))

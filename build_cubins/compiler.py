@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ringfp4.build_cubins.cache import Cache
 from ringfp4.build_cubins.elf import Cubin, read_cubin
 from ringfp4.build_cubins.job import DSL_ARCH, Job, kernel_module
 from ringfp4.build_cubins.ptx import Ptx, read_ptx
 from ringfp4.build_cubins.sass import Sass, read_sass
 from ringfp4.errors import BuildError
+
+COMPILED, UNCHANGED, FAILED = "compiled", "unchanged", "failed"  # outcomes of a job
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,6 @@ class Built:
         return read_sass(self.listing)
 
 
-def default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ringfp4" / "cubins"
-
-
 class Compiler:
     """Compiles jobs, ``threads`` at a time. ``cache`` None keeps nothing between runs.
 
@@ -59,47 +57,46 @@ class Compiler:
     """
 
     def __init__(self, cache: Path | None, threads: int, force: bool = False) -> None:
-        self.cache, self.threads, self.force = cache, threads, force
+        self.cache = Cache(cache) if cache else None
+        self.threads, self.force = threads, force
         self._workers: list[_Worker] = []
         self._own = threading.local()  # a thread's worker
 
     def run(
-        self, jobs: Sequence[Job], done: Callable[[Job, bool], None]
+        self, jobs: Sequence[Job], done: Callable[[Job, str], None] = lambda job, outcome: None
     ) -> tuple[dict[Job, Built], dict[Job, str]]:
-        """What was built, and why the others were not. ``done(job, cached)`` marks each one's end."""
+        """What was built, and why the others were not. ``done(job, outcome)`` marks each one's end."""
         results: dict[Job, Built] = {}
         failures: dict[Job, str] = {}
         pool = ThreadPoolExecutor(self.threads)
         try:
             futures = {pool.submit(self._get, job): job for job in jobs}
             for future in as_completed(futures):
-                job, cached = futures[future], False
+                job = futures[future]
                 try:
-                    results[job], cached = future.result()
+                    results[job], outcome = future.result()
                 except BuildError as error:
-                    failures[job] = str(error)
-                done(job, cached)
+                    failures[job], outcome = str(error), FAILED
+                done(job, outcome)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._stop()  # after an interrupt threads wait for their workers
             pool.shutdown()
             self._stop()  # what a thread started meanwhile
+        if self.cache:
+            self.cache.prune()
         return results, failures
 
-    def _get(self, job: Job) -> tuple[Built, bool]:
+    def _get(self, job: Job) -> tuple[Built, str]:
         if self.cache is None:
-            return _decode(self._compile(job)), False
+            return _decode(self._compile(job)), COMPILED
         key = job.key()
-        file = self.cache / f"{key}.json"
-        if not self.force and file.exists():
-            # A damaged entry is compiled again.
-            with contextlib.suppress(BuildError):
-                return _decode(file.read_bytes()), True
+        if not self.force and (output := self.cache.load(key)):
+            return _decode(output), UNCHANGED
         output = self._compile(job)
-        built = _decode(output)
         if job.key() == key:  # else the sources were edited meanwhile
-            write_atomically(file, output)
-        return built, False
+            self.cache.store(key, output)
+        return _decode(output), COMPILED
 
     def _compile(self, job: Job) -> bytes:
         arch = DSL_ARCH[job.arch]
@@ -172,19 +169,6 @@ def raise_failed(failures: Mapping[Job, str]) -> None:
     raise BuildError(f"{len(failures)} kernel(s) failed, nothing was written\n{reasons}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        file.write_bytes(content)
-        os.replace(file, path)
-    finally:
-        file.unlink(missing_ok=True)
-
-
 def _decode(output: bytes) -> Built:
-    try:
-        parts = json.loads(output)
-        return Built(parts["ptx"], base64.b64decode(parts["cubin"]), parts["listing"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BuildError("unreadable output of the compile", got=repr(error)) from error
+    parts = json.loads(output)
+    return Built(parts["ptx"], base64.b64decode(parts["cubin"]), parts["listing"])

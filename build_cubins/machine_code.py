@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringfp4.build_cubins.compiler import write_atomically
+from ringfp4.build_cubins.cache import write_atomically
 from ringfp4.build_cubins.elf import Cubin, read_cubin
 from ringfp4.build_cubins.report import markdown_table
 from ringfp4.build_cubins.sass import TENSOR, Sass, count, read_sass

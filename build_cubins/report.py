@@ -51,13 +51,12 @@ class Progress:
     """A bar on a terminal, one line a kernel elsewhere."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        self.total, self.count, self.cached = total, 0, 0
+        self.total, self.count = total, 0
         self.stream = stream if stream is not None else sys.stderr
         self.bar = self.stream.isatty()
 
-    def done(self, job: Job, cached: bool) -> None:
+    def done(self, job: Job, outcome: str) -> None:
         self.count += 1
-        self.cached += cached
         if self.bar:
             filled = 30 * self.count // self.total
             bar = "#" * filled + "." * (30 - filled)
@@ -65,6 +64,5 @@ class Progress:
             if self.count == self.total:
                 self.stream.write("\r\x1b[K")
         else:
-            how = "unchanged" if cached else "compiled"
-            self.stream.write(f"[{self.count}/{self.total}] {job.label} {how}\n")
+            self.stream.write(f"[{self.count}/{self.total}] {job.label} {outcome}\n")
         self.stream.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import io
 import json
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 from ringfp4.build_cubins import sources
 from ringfp4.build_cubins.__main__ import main
-from ringfp4.build_cubins.compiler import Compiler
+from ringfp4.build_cubins.cache import Cache
+from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.elf import read_cubin
 from ringfp4.build_cubins.job import Job, plan_jobs
 from ringfp4.build_cubins.report import Progress
@@ -86,21 +88,38 @@ def test_table_and_listing(first: Path, tmp_path: Path, capfd: pytest.CaptureFix
     assert int(gemm[3]) == 0
 
 
-def test_damaged_cache_entries_are_compiled_again(first: Path, tmp_path: Path) -> None:
+def outcomes(compiler: Compiler, job: Job) -> tuple[Built, list[str]]:
+    seen: list[str] = []
+    results, failures = compiler.run([job], lambda job, outcome: seen.append(outcome))
+    assert not failures
+    return results[job], seen
+
+
+@pytest.mark.parametrize("damage", [b"", b"not gzip", None])
+def test_damaged_cache_entries_are_compiled_again(first: Path, tmp_path: Path, damage: bytes | None) -> None:
     job = Job(AbsmaxConfig(k=96), "sm_121a")
-    good, _ = Compiler(first / "cache", threads=1).run([job], lambda job, cached: None)
-    (tmp_path / f"{job.key()}.json").write_text('{"ptx": "half of an en')
-    cached = []
-    again, _ = Compiler(tmp_path, threads=1).run([job], lambda job, hit: cached.append(hit))
-    assert cached == [False]
-    assert again[job] == good[job]
+    good, seen = outcomes(Compiler(first / "cache", threads=1), job)
+    assert seen == ["unchanged"]
+    name = f"{job.key()}.json.gz"
+    half = (first / "cache" / name).read_bytes()[:-100]
+    (tmp_path / name).write_bytes(half if damage is None else damage)
+    assert outcomes(Compiler(tmp_path, threads=1), job) == (good, ["compiled"])
+    assert outcomes(Compiler(tmp_path, threads=1), job) == (good, ["unchanged"])
 
 
 def test_force_compiles_what_is_cached(first: Path) -> None:
-    job, cached = Job(AbsmaxConfig(k=96), "sm_121a"), []
-    Compiler(first / "cache", threads=1).run([job], lambda job, hit: cached.append(hit))
-    Compiler(first / "cache", threads=1, force=True).run([job], lambda job, hit: cached.append(hit))
-    assert cached == [True, False]
+    job = Job(AbsmaxConfig(k=96), "sm_121a")
+    assert outcomes(Compiler(first / "cache", threads=1, force=True), job)[1] == ["compiled"]
+
+
+def test_cache_forgets_what_is_not_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for key in ("old", "used"):
+        cache.store(key, b"content")
+        os.utime(tmp_path / f"{key}.json.gz", (0, 0))
+    assert cache.load("used") == b"content"
+    cache.prune()
+    assert (cache.load("old"), cache.load("used")) == (None, b"content")
 
 
 def test_key_depends_on_what_decides_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +216,9 @@ def test_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert "interrupted; nothing was written" in printed
     assert not (tmp_path / "out").exists()
     assert list(temporary.iterdir()) == []
-    assert all(file.suffix == ".json" for file in (tmp_path / "cache").iterdir())
-    assert all(json.loads(file.read_text()) for file in (tmp_path / "cache").iterdir())
+    entries = list((tmp_path / "cache").iterdir())
+    assert entries
+    assert all(json.loads(gzip.decompress(file.read_bytes())) for file in entries)
     assert _workers_of(temporary) == []
 
 
@@ -229,8 +249,8 @@ def test_progress_bar_and_lines() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         progress = Progress(2, stream)
-        progress.done(job, cached=False)
-        progress.done(job, cached=True)
+        progress.done(job, "compiled")
+        progress.done(job, "unchanged")
     assert "\r\x1b[K[" + "#" * 15 + "." * 15 + "] 1/2 absmax_k96 (sm_121a)" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")  # the bar makes room for the table
     assert pipe.getvalue() == "[1/2] absmax_k96 (sm_121a) compiled\n[2/2] absmax_k96 (sm_121a) unchanged\n"

@@ -26,7 +26,7 @@ def built() -> dict[Job, Built]:
     """Every kernel of a small linear for one architecture of each ELF ABI, and absmax for the others."""
     jobs = plan_jobs([Linear("small", 96, 64)], ["sm_120f"])
     jobs += [Job(AbsmaxConfig(k=96), arch) for arch in ("sm_121a", "sm_90a", "twin")]
-    results, failures = Compiler(cache=None, threads=2).run(jobs, lambda job, cached: None)
+    results, failures = Compiler(cache=None, threads=2).run(jobs)
     assert not failures
     return results
 

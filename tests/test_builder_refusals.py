@@ -45,7 +45,7 @@ def built() -> Results:
         here = str(Path(__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
         jobs = [Job(config, "sm_121a") for config in CONFIGS]
-        results, failures = Compiler(cache=None, threads=2).run(jobs, lambda job, cached: None)
+        results, failures = Compiler(cache=None, threads=2).run(jobs)
     return (
         {job.config.name.removeprefix("copy_"): built for job, built in results.items()},
         {job.config.name.removeprefix("copy_"): why for job, why in failures.items()},
@@ -121,7 +121,7 @@ def test_too_many_waits_for_wgmma() -> None:
     config = HopperGemmConfig.variants(64, 128)[0]
     strict = NoWaits(**{field.name: getattr(config, field.name) for field in fields(config)})
     job = Job(config, "sm_90a")
-    results, failures = Compiler(cache=None, threads=1).run([job], lambda job, cached: None)
+    results, failures = Compiler(cache=None, threads=1).run([job])
     assert not failures
     assert refusal(job, results[job]) == ""
     assert "waits for wgmma (serialised): expected at most 0" in refusal(Job(strict, "sm_90a"), results[job])

@@ -25,7 +25,7 @@ JOBS = {
 @pytest.fixture(scope="module")
 def built() -> dict[str, Built]:
     pytest.importorskip("cutlass", reason="needs the CuTe DSL (the extra 'build')")
-    results, failures = Compiler(None, threads=2).run(list(JOBS.values()), lambda job, cached: None)
+    results, failures = Compiler(None, threads=2).run(list(JOBS.values()))
     assert not failures
     return {name: results[job] for name, job in JOBS.items()}
 

@@ -79,7 +79,7 @@ def test_hopper_refuses_clusters() -> None:
 
 @pytest.fixture(scope="module")
 def built() -> dict[Job, Built]:
-    results, failures = Compiler(cache=None, threads=2).run(JOBS, lambda job, cached: None)
+    results, failures = Compiler(cache=None, threads=2).run(JOBS)
     assert not failures
     return results
 

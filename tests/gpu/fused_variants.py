@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ringfp4.build_cubins.checks import PTXAS, refusal
-from ringfp4.build_cubins.compiler import Compiler, default_cache, raise_failed
+from ringfp4.build_cubins.cache import default_cache
+from ringfp4.build_cubins.compiler import Compiler, raise_failed
 from ringfp4.build_cubins.job import Job, plan_jobs
 from ringfp4.build_cubins.manifest import manifest, write_folder
 from ringfp4.build_cubins.sources import source_hash
@@ -49,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     jobs = plan_jobs([LINEAR], [options.arch])
     jobs += [Job(config, options.arch) for config in configs(options.arch)]
-    results, failures = Compiler(default_cache(), 2).run(jobs, lambda job, cached: None)
+    results, failures = Compiler(default_cache(), 2).run(jobs)
     failures |= {job: why for job, built in results.items() if (why := refusal(job, built, PTXAS))}
     raise_failed(failures)
     content = manifest(results, source_hash(), PTXAS)
