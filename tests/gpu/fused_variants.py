@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringfp4.build_cubins.checks import PTXAS, refusal
 from ringfp4.build_cubins.cache import default_cache
+from ringfp4.build_cubins.checks import PTXAS, refusal
 from ringfp4.build_cubins.compiler import Compiler, raise_failed
 from ringfp4.build_cubins.job import Job, plan_jobs
 from ringfp4.build_cubins.manifest import manifest, write_folder
