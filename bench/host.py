@@ -25,6 +25,7 @@ from ringfp4.runtime import devices, streams
 from bench.harness import require_cuda
 
 BATCH, BATCHES = 20, 30
+FULL_ROWS = 37_810
 SHAPES = Path(__file__).parents[1] / "shapes" / "h3.toml"
 
 FIRST_RESULT = """
@@ -68,7 +69,7 @@ def launches_only(x: torch.Tensor, w: runtime.Nvfp4Weight, y: torch.Tensor) -> C
     lane = devices.artifacts(ordinal).lane(stream)
     plan = lane.plan(w.n, w.k, x.shape[0], "auto")
     ring = lane.ring(plan.capacity_rows * plan.row_bytes)
-    data, block_scale = w.operands()
+    data, block_scale = w.operands_for(plan)
     scales = 0 if block_scale is None else block_scale.data_ptr()
     pointers = (x.data_ptr(), 0, data.data_ptr(), scales, w.tensor_scale.data_ptr(), 0, y.data_ptr())
     arguments = (ring, stream, x.shape[0], x.stride(0), 0, *pointers)
@@ -95,6 +96,23 @@ def first_result(n: int, k: int, m: int, paths: list[str], arch: str | None) -> 
     script = FIRST_RESULT.format(n=n, k=k, m=m, paths=paths, arch=arch)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return [1e3 * float(value) for value in done.stdout.split()]
+
+
+def memory_beyond(w: runtime.Nvfp4Weight) -> str:
+    """What a call at 37,810 rows needs beside x, the weight and y, on a stream of its own."""
+    x = torch.randn(FULL_ROWS, w.k, device=w.device).bfloat16()
+    out = x.new_empty(FULL_ROWS, w.n)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.cuda.stream(stream):
+        runtime.ring_linear(x, w, out=out)
+    torch.cuda.synchronize()
+    lane = devices.artifacts(x.device.index).lane(stream.cuda_stream)
+    slots = lane.plan(w.n, w.k, FULL_ROWS, "auto").slot_bytes(FULL_ROWS)
+    torch_bytes = torch.cuda.max_memory_allocated() - before
+    return f"slots {slots:,}, other {lane.ring_bytes - slots:,}, by PyTorch's allocator {torch_bytes:,}"
 
 
 def main(argv: list[str]) -> int:
@@ -133,6 +151,7 @@ def main(argv: list[str]) -> int:
     }
     for name, call in calls.items():
         print(f"{name:36} {'not installed' if call is None else f'{microseconds(call):9.2f}'}")
+    print(f"device memory beside x, weight and y at {FULL_ROWS:,} rows, bytes: {memory_beyond(w)}")
     imported, loaded, total = first_result(n, k, m, paths, arguments.arch)
     print(f"fresh process, ms: import {imported:.1f}, load {loaded:.1f}, to the first result {total:.1f}")
     return 0

@@ -47,7 +47,7 @@ def ring_linear(
     if torch.compiler.is_compiling():
         from ringfp4.runtime import ops
 
-        return ops.traced_linear(x, w, scale, scale_rule, bias, schedule, (out, ring, fallback))
+        return ops.traced_linear(x, w, scale, scale_rule, bias, schedule, fallback, (out, ring))
     if not isinstance(w, Nvfp4Weight):
         checks.weight(w, torch.device("cpu"))
     m, x_stride = checks.activation(x, w.k)
@@ -62,7 +62,7 @@ def ring_linear(
     if ring is not None:
         checks.ring(ring, device)
     if out is None:
-        out = torch.empty((*x.shape[:-1], w.n), dtype=torch.bfloat16, device=device)
+        out = x.new_empty((*x.shape[:-1], w.n))
     else:
         checks.output(out, x, m, x_stride, w.n)
     if m == 0:

@@ -62,7 +62,7 @@ class Lane(PlanCache):
                 return ring
         with self._lock:
             if not self._rings or self._rings[-1].data_bytes < data_bytes:
-                self._rings.append(_core.Ring(self.artifacts.context, data_bytes, self.stream))
+                self._rings.append(_core.Ring(self.artifacts.context, data_bytes, self.stream, False))
                 self._rings.sort(key=lambda ring: ring.data_bytes)
             return next(ring for ring in self._rings if ring.data_bytes >= data_bytes)
 
@@ -102,7 +102,7 @@ class Ring(PlanCache):
         super().__init__(artifacts, capacity_rows)
         row_bytes = max(sum(slot_row_bytes(entry.arch, k or entry.k)) for entry in artifacts.table.entries)
         self.device = ordinal
-        self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal))
+        self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal), True)
 
     def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
         """Raises UnservedError, and RingError if the ring is too small."""

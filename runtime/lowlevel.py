@@ -79,9 +79,7 @@ def gemm(
     ordinal = w.device.index
     loaded, current = devices.artifacts(ordinal), streams.current(ordinal)
     plan = loaded.single("gemm", w.n, w.k, kernel)
-    if plan.repack is not None:
-        w.prepare()
-    data, block_scale = w.operands()
+    data, block_scale = w.operands_for(plan)
     out = torch.empty(m, w.n, dtype=torch.bfloat16, device=w.device) if out is None else out
     plan.sequence.run(
         None,

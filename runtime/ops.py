@@ -1,7 +1,7 @@
 """``torch.ops.ringfp4.linear``: the operator that torch.compile and torch.export see.
 
     linear(Tensor x, Tensor w, Tensor? w_sf, Tensor w_scale, SymInt n, Tensor? scale,
-           str scale_rule, Tensor? bias, str schedule) -> Tensor
+           str scale_rule, Tensor? bias, str schedule, str? fallback=None) -> Tensor
 
 ``w``, ``w_sf``: ``Nvfp4Weight.qdata`` and ``.block_scale``, or ``.prepared`` and None where the
 device's kernels want a layout of their own (``Nvfp4Weight.operands``).
@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ringfp4.errors import InputError
 from ringfp4.runtime import api, checks
 from ringfp4.runtime.lanes import Ring
 from ringfp4.runtime.weight import Nvfp4Weight
@@ -20,7 +19,7 @@ from ringfp4.runtime.weight import Nvfp4Weight
 _library: Any = torch.library.Library("ringfp4", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     "linear(Tensor x, Tensor w, Tensor? w_sf, Tensor w_scale, SymInt n, Tensor? scale, "
-    "str scale_rule, Tensor? bias, str schedule) -> Tensor"
+    "str scale_rule, Tensor? bias, str schedule, str? fallback=None) -> Tensor"
 )
 
 
@@ -34,9 +33,12 @@ def _linear(
     scale_rule: str,
     bias: torch.Tensor | None,
     schedule: str,
+    fallback: str | None = None,
 ) -> torch.Tensor:
     weight = Nvfp4Weight.from_operands(w, w_sf, w_scale, n, x.shape[-1])
-    return api.ring_linear(x, weight, scale=scale, scale_rule=scale_rule, bias=bias, schedule=schedule)
+    return api.ring_linear(
+        x, weight, scale=scale, scale_rule=scale_rule, bias=bias, schedule=schedule, fallback=fallback
+    )
 
 
 def _fake(
@@ -49,8 +51,9 @@ def _fake(
     scale_rule: str,
     bias: torch.Tensor | None,
     schedule: str,
+    fallback: str | None = None,
 ) -> torch.Tensor:
-    checks.options(schedule, scale_rule, None)
+    checks.options(schedule, scale_rule, fallback)
     return x.new_empty((*x.shape[:-1], n))
 
 
@@ -66,15 +69,15 @@ def traced_linear(
     scale_rule: str,
     bias: torch.Tensor | None,
     schedule: str,
-    eager_only: tuple[torch.Tensor | None, Ring | None, str | None],
+    fallback: str | None,
+    eager_only: tuple[torch.Tensor | None, Ring | None],
 ) -> torch.Tensor:
-    """``ring_linear`` inside torch.compile. Raises InputError for ``out``, ``ring`` and ``fallback``."""
+    """``ring_linear`` inside torch.compile. ValueError for ``out`` and ``ring``."""
     if any(option is not None for option in eager_only):
-        raise InputError(
-            "out, ring and fallback cannot be compiled", remedy="leave them out under torch.compile"
-        )
+        # Not one of ours: Dynamo can only trace the built-in exceptions.
+        raise ValueError("out and ring cannot be compiled; leave them out under torch.compile")
     data, block_scale = w.operands()
     y: torch.Tensor = torch.ops.ringfp4.linear(
-        x, data, block_scale, w.tensor_scale, w.n, scale, scale_rule, bias, schedule
+        x, data, block_scale, w.tensor_scale, w.n, scale, scale_rule, bias, schedule, fallback
     )
     return y

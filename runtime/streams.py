@@ -12,4 +12,6 @@ _raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream
 
 def current(ordinal: int) -> int:
     """Handle of the current stream of a device; 0 is the legacy default stream."""
-    return _raw(ordinal) if _raw is not None else 0
+    if _raw is not None:
+        return _raw(ordinal)
+    return torch.cuda.current_stream(ordinal).cuda_stream if torch.cuda.is_available() else 0

@@ -109,6 +109,14 @@ class Nvfp4Weight:
             return self.prepared, None
         return self.originals()
 
+    def operands_for(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(data, block scales) in the layout of a plan's kernels, made now if need be."""
+        if plan.repack is None:
+            return self.originals()
+        if self.prepared is None:
+            self.prepare()
+        return self.operands()
+
     @classmethod
     def from_operands(
         cls, data: torch.Tensor, block_scale: torch.Tensor | None, tensor_scale: torch.Tensor, n: int, k: int

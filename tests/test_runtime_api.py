@@ -85,12 +85,22 @@ def test_weight_to_a_device(weight: runtime.Nvfp4Weight) -> None:
 
 def test_compile_of_ring_linear(weight: runtime.Nvfp4Weight) -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(runtime.ring_linear(x, weight, scale_rule="bf16")) + 1
+        y = runtime.ring_linear(x, weight, scale_rule="bf16", fallback="dequantise")
+        return torch.relu(y) + 1
 
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     for rows in (3, 5):
         x = activation(rows, K)
         assert torch.equal(compiled(x), block(x))
+
+
+def test_compile_refuses_what_it_cannot_see(weight: runtime.Nvfp4Weight) -> None:
+    def block(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return runtime.ring_linear(x, weight, out=out)
+
+    compiled = torch.compile(block, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="out and ring cannot be compiled"):
+        compiled(activation(3, K), activation(3, N))
 
 
 class Module(torch.nn.Module):

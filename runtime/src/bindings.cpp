@@ -121,10 +121,9 @@ NB_MODULE(_core, m) {
   nb::class_<Ring>(m, "Ring")
       .def(
           "__init__",
-          [](Ring* self, std::shared_ptr<const Context> context, size_t data_bytes, uint64_t stream) {
-            new (self) Ring(std::move(context), data_bytes, stream_of(stream));
-          },
-          "context"_a, "data_bytes"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
+          [](Ring* self, std::shared_ptr<const Context> context, size_t data_bytes, uint64_t stream,
+             bool shared) { new (self) Ring(std::move(context), data_bytes, stream_of(stream), shared); },
+          "context"_a, "data_bytes"_a, "stream"_a, "shared"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("data_bytes", &Ring::data_bytes)
       .def_prop_ro("bytes", &Ring::bytes)
       .def_prop_ro("data", &Ring::data)

@@ -36,6 +36,7 @@ inline constexpr int kDriverApiVersion = 12040;
   X(cuCtxGetCurrent)            \
   X(cuCtxPushCurrent)           \
   X(cuCtxPopCurrent)            \
+  X(cuCtxSynchronize)           \
   X(cuModuleLoadData)           \
   X(cuModuleUnload)             \
   X(cuModuleGetFunction)        \

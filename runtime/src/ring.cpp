@@ -5,8 +5,8 @@
 
 namespace ringfp4 {
 
-Ring::Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream stream)
-    : context_(std::move(context)), data_bytes_(data_bytes), last_stream_(stream) {
+Ring::Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream stream, bool shared)
+    : context_(std::move(context)), data_bytes_(data_bytes), shared_(shared), last_stream_(stream) {
   const ContextScope scope(*context_);
   const Driver& driver = context_->driver();
   if (capture_id(driver, stream) != 0) {
@@ -22,24 +22,30 @@ Ring::Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream s
     driver.check(driver.cuEventRecord(last_use_, stream), "cuEventRecord");
     driver.check(driver.cuEventSynchronize(last_use_), "cuEventSynchronize");
   } catch (...) {
-    release_memory();
+    free_memory();
     throw;
   }
 }
 
 Ring::~Ring() {
   if (forked()) return;
+  const Driver& driver = context_->driver();
   try {
     const ContextScope scope(*context_);
-    const RelaxedCapture relaxed(context_->driver());
-    context_->driver().cuEventSynchronize(last_use_);  // kernels may still be using the memory
-    release_memory();
+    const RelaxedCapture relaxed(driver);
+    // Kernels may still be using the memory. Of a private ring no event tells.
+    if (shared_) {
+      driver.cuEventSynchronize(last_use_);
+    } else {
+      driver.cuCtxSynchronize();
+    }
+    free_memory();
   } catch (const Fault&) {
     // The context is gone, and the memory with it.
   }
 }
 
-void Ring::release_memory() {
+void Ring::free_memory() {
   if (last_use_ != nullptr) context_->driver().cuEventDestroy(last_use_);
   context_->driver().cuMemFree(memory_);
 }
@@ -67,13 +73,15 @@ void Ring::enter(CUstream stream) {
 }
 
 Ring::Use::Use(Ring& ring, CUstream stream) : ring_(ring), stream_(stream), lock_(ring.mutex_) {
-  ring_.enter(stream);
+  if (ring_.shared_) ring_.enter(stream);
 }
 
 // Also after a failed launch: what was launched before it still uses the ring.
 Ring::Use::~Use() {
   const Driver& driver = ring_.context_->driver();
-  if (driver.cuEventRecord(ring_.last_use_, stream_) == CUDA_SUCCESS) ring_.last_stream_ = stream_;
+  if (ring_.shared_ && driver.cuEventRecord(ring_.last_use_, stream_) == CUDA_SUCCESS) {
+    ring_.last_stream_ = stream_;
+  }
 }
 
 }  // namespace ringfp4

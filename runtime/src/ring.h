@@ -16,12 +16,13 @@ inline constexpr size_t kStateBytes = 32768;
 
 // One allocation: the slots (data_bytes), then the state block. It serves one stream at a time.
 //
-// Eager use on another stream waits, on the device, for the use before. A graph that captured a
-// ring owns it from then on, because the order of its replays cannot be known here.
+// A private ring is used on the stream that it was made on, outside of captures, and nowhere else.
+// Eager use of a shared one on another stream waits, on the device, for the use before. A graph
+// that captured it owns it from then on, because the order of its replays cannot be known here.
 class Ring {
  public:
   // Allocates, zeroes the state on `stream` and waits for that. Throws Fault.
-  Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream stream);
+  Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream stream, bool shared);
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -48,10 +49,11 @@ class Ring {
 
  private:
   void enter(CUstream stream);
-  void release_memory();
+  void free_memory();
 
   std::shared_ptr<const Context> context_;
   size_t data_bytes_;
+  bool shared_;
   CUdeviceptr memory_ = 0;
   CUevent last_use_ = nullptr;
   CUstream last_stream_ = nullptr;

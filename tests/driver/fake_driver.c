@@ -223,6 +223,11 @@ static int fake_cuCtxPopCurrent(uintptr_t* context) {
   return SUCCESS;
 }
 
+static int fake_cuCtxSynchronize(void) {
+  RECORD("");
+  return SUCCESS;
+}
+
 static int fake_cuModuleLoadData(Module** module, const char* image) {
   RECORD("");
   Module* loaded = calloc(1, sizeof *loaded);
@@ -406,6 +411,7 @@ static const struct {
              ENTRY(cuCtxGetCurrent),
              ENTRY(cuCtxPushCurrent),
              ENTRY(cuCtxPopCurrent),
+             ENTRY(cuCtxSynchronize),
              ENTRY(cuModuleLoadData),
              ENTRY(cuModuleUnload),
              ENTRY(cuModuleGetFunction),

@@ -141,11 +141,12 @@ def test_device_memory_is_the_ring_and_little_else(case: Case) -> None:
     lane = devices.artifacts(0).lane(stream.cuda_stream)
     plan = lane.plan(case.n, case.k, m, "ring")
     assert plan.capacity_rows == 2048
-    assert lane.ring_bytes - plan.slot_bytes(m) == _core.STATE_BYTES <= 65_536
+    ring = lane.ring(plan.slot_bytes(m))
+    assert ring.bytes - plan.slot_bytes(m) == _core.STATE_BYTES <= 65_536
     if plan.arch != "sm_90a":  # packed: half a byte a value and a byte for 16
         assert plan.slot_bytes(m) == 2048 * case.k * 9 // 16
     # The driver hands out memory in pages of 2 MiB.
-    assert free - torch.cuda.mem_get_info()[0] <= -(-lane.ring_bytes // 2**21) * 2**21
+    assert free - torch.cuda.mem_get_info()[0] <= -(-ring.bytes // 2**21) * 2**21
 
 
 def test_no_allocation_after_the_first_call(case: Case) -> None:
