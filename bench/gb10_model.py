@@ -1,6 +1,6 @@
 """A model of the GB10's timing, held against published measurements before it may predict anything.
 
-    python bench/gb10_model.py
+    python -m bench gb10_model
 
 The streaming design (a GB10, CUTLASS and Comfy Kitchen 0.2.31) published times and ratios. This
 model has two free constants, fitted to two other published GEMM times; everything else is counted:
@@ -11,6 +11,7 @@ nothing; the program prints how far off it is and exits with status 1.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass
 
@@ -125,4 +126,4 @@ def main(_: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
