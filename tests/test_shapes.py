@@ -201,6 +201,11 @@ def test_shipped_files_are_right(name: str) -> None:
         assert {"absmax", "pack", "gemm"} <= kinds
 
 
+def test_shipped_files_are_documented(repository: Path) -> None:
+    page = (repository / "docs" / "building.md").read_text()
+    assert [name for name in shipped_names() if f"| `{name}` |" not in page] == []
+
+
 def test_equal_sizes_share_kernels() -> None:
     """A model's roles of one size are one kernel."""
     assert plan(Linear("a", 64, 96), "sm_120f") == plan(Linear("b", 64, 96), "sm_120f")
