@@ -17,15 +17,26 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-OUR_KERNELS = "^(absmax|pack|gemm|ring_gemm|repack|hopper)"
+OUR_KERNELS = ("absmax_k", "pack_", "gemm_n")  # parts of their names; ring_gemm_n... too
 FINDINGS = 86  # exit status that means errors were found
 
 
 def command(tool: str, arguments: argparse.Namespace) -> list[str]:
-    line = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FINDINGS), "--print-limit", "20"]
+    # Loading a kernel asks the driver for one parameter too many, to learn how many there are: an
+    # expected error of the API, which memcheck would report.
+    line = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(FINDINGS),
+        "--report-api-errors",
+        "no",
+    ]
     if tool != "initcheck":  # which must see every kernel that initialises memory
-        line += ["--kernel-regex", f"kns={OUR_KERNELS}"]
-    line += [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:timeout"]
+        for name in OUR_KERNELS:
+            line += ["--kernel-name", f"kernel_substring={name}"]
+    line += [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "--timeout", "0"]
     line += [str(TESTS / "test_linear.py"), "-k", arguments.tests, "--cubins", str(arguments.cubins)]
     return line + (["--arch", arguments.arch] if arguments.arch else [])
 
