@@ -46,7 +46,7 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
-// How many names of the manifest this module understands, for the checks in Python.
+// The words that a manifest may use, for the checks in Python.
 template <size_t size>
 nb::tuple names(const std::array<std::string_view, size>& list) {
   nb::list result;

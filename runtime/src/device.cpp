@@ -13,7 +13,7 @@ constexpr size_t kStatusWords = 4;
 
 Device::Device(std::shared_ptr<const Driver> driver, int ordinal)
     : driver_(std::move(driver)), ordinal_(ordinal) {
-  driver_->check(driver_->cuDeviceGet(&handle_, ordinal), "cuDeviceGet(" + std::to_string(ordinal) + ")");
+  driver_->check(driver_->cuDeviceGet(&handle_, ordinal), "cuDeviceGet", std::to_string(ordinal));
 }
 
 int Device::attribute(CUdevice_attribute which) const {

@@ -72,14 +72,16 @@ Driver::Driver(const std::string& path) {
   watch_forks();
 }
 
-void Driver::check(CUresult result, const std::string& call) const {
-  if (result == CUDA_SUCCESS) return;
+void Driver::fail(CUresult result, std::string_view call, std::string_view subject) const {
   const char* name = nullptr;
   const char* text = nullptr;
   if (cuGetErrorName(result, &name) != CUDA_SUCCESS) name = "unknown error";
   if (cuGetErrorString(result, &text) != CUDA_SUCCESS) text = "";
-  Fault fault(Fault::Class::kDriver, call + " failed" + (*text ? std::string(": ") + text : ""),
-              remedy_for(result));
+  std::string what(call);
+  if (!subject.empty()) what.append(" of ").append(subject);
+  what.append(" failed");
+  if (*text != 0) what.append(": ").append(text);
+  Fault fault(Fault::Class::kDriver, what, remedy_for(result));
   fault.code = static_cast<int>(result);
   fault.name = name;
   throw fault;

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace ringfp4 {
 
@@ -65,8 +66,10 @@ class Driver {
   // path: the library to open, normally "libcuda.so.1". Throws Fault.
   explicit Driver(const std::string& path);
 
-  // Throws Fault unless result is CUDA_SUCCESS; `call` says what failed.
-  void check(CUresult result, const std::string& call) const;
+  // Throws Fault unless result is CUDA_SUCCESS; `call` and `subject` say what failed.
+  void check(CUresult result, std::string_view call, std::string_view subject = {}) const {
+    if (result != CUDA_SUCCESS) fail(result, call, subject);
+  }
 
   int version() const { return version_; }
   int device_count() const;
@@ -76,6 +79,8 @@ class Driver {
 #undef RINGFP4_MEMBER
 
  private:
+  [[noreturn]] void fail(CUresult result, std::string_view call, std::string_view subject) const;
+
   int version_ = 0;
 };
 

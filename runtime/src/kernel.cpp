@@ -92,7 +92,7 @@ Kernel::Kernel(std::shared_ptr<const Context> context, const std::string& image,
   const ContextScope scope(*context_);
   const Driver& driver = context_->driver();
   const RelaxedCapture relaxed(driver);
-  driver.check(driver.cuModuleLoadData(&module_, image.data()), "cuModuleLoadData of " + spec_.name);
+  driver.check(driver.cuModuleLoadData(&module_, image.data()), "cuModuleLoadData", spec_.name);
   try {
     prepare();
   } catch (...) {
@@ -103,13 +103,13 @@ Kernel::Kernel(std::shared_ptr<const Context> context, const std::string& image,
 
 void Kernel::prepare() {
   const Driver& driver = context_->driver();
-  driver.check(driver.cuModuleGetFunction(&function_, module_, spec_.entry.c_str()),
-               "cuModuleGetFunction of " + spec_.entry);
-  driver.check(driver.cuFuncLoad(function_), "cuFuncLoad of " + spec_.name);
+  driver.check(driver.cuModuleGetFunction(&function_, module_, spec_.entry.c_str()), "cuModuleGetFunction",
+               spec_.entry);
+  driver.check(driver.cuFuncLoad(function_), "cuFuncLoad", spec_.name);
   if (spec_.smem_bytes > 0) {
     driver.check(driver.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                            static_cast<int>(spec_.smem_bytes)),
-                 "cuFuncSetAttribute of " + spec_.name);
+                 "cuFuncSetAttribute", spec_.name);
   }
   compare_params();
 }

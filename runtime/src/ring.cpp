@@ -14,8 +14,8 @@ Ring::Ring(std::shared_ptr<const Context> context, size_t data_bytes, CUstream s
                 "make the Ring before the capture");
   }
   const RelaxedCapture relaxed(driver);
-  driver.check(driver.cuMemAlloc(&memory_, bytes()),
-               "cuMemAlloc of a ring of " + std::to_string(bytes()) + " bytes");
+  driver.check(driver.cuMemAlloc(&memory_, bytes()), "cuMemAlloc",
+               "a ring of " + std::to_string(bytes()) + " bytes");
   try {
     driver.check(driver.cuMemsetD8Async(state(), 0, kStateBytes, stream), "cuMemsetD8Async");
     driver.check(driver.cuEventCreate(&last_use_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");

@@ -8,8 +8,7 @@
 namespace ringfp4 {
 namespace {
 
-constexpr int64_t kBlockRows = 128;  // rows of a tile of the swizzled scales
-
+constexpr int64_t kBlockRows = 128;    // rows of a tile of the swizzled scales
 constexpr int32_t kScaleIsGiven = -1;  // in place of a rule, for kernels that can also reduce
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -43,13 +42,12 @@ void Step::encode(const Param& param, const Values& values, Slot& slot) {
   static constexpr std::array<cuuint32_t, 5> kUnitSteps = {1, 1, 1, 1, 1};
   const Driver& driver = kernel_->context().driver();
   slot.base = 0;
-  driver.check(
-      driver.cuTensorMapEncodeTiled(&slot.map, param.dtype, static_cast<cuuint32_t>(param.dims.size()),
-                                    reinterpret_cast<void*>(base), dims.data(), param.strides.data(),
-                                    param.box.data(), kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                    param.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-      "cuTensorMapEncodeTiled of " + std::string(kBuffers[param.index]) + " for " + kernel_->spec().name);
+  driver.check(driver.cuTensorMapEncodeTiled(
+                   &slot.map, param.dtype, static_cast<cuuint32_t>(param.dims.size()),
+                   reinterpret_cast<void*>(base), dims.data(), param.strides.data(), param.box.data(),
+                   kUnitSteps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, param.swizzle,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+               "cuTensorMapEncodeTiled", kBuffers[param.index]);
   slot.base = base;
   slot.dims = dims;
 }
@@ -98,8 +96,8 @@ void Step::launch(const Values& values, CUstream stream) {
   config.attrs = attributes.data();
   config.numAttrs = count;
   const Driver& driver = kernel_->context().driver();
-  const CUresult result = driver.cuLaunchKernelEx(&config, kernel_->function(), params.data(), nullptr);
-  if (result != CUDA_SUCCESS) driver.check(result, "cuLaunchKernelEx of " + spec.name);
+  driver.check(driver.cuLaunchKernelEx(&config, kernel_->function(), params.data(), nullptr),
+               "cuLaunchKernelEx", spec.name);
 }
 
 Sequence::Sequence(const Kernels& reduce, const Kernels& whole, const Kernels& each_chunk,

@@ -3,6 +3,7 @@ attempt works. Also drivers that are missing, too old or incomplete."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from driver_harness import FakeDriver, linear_configs, write_folder
+from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.errors import ArtifactError, DriverError, UnservedError
 from ringfp4.runtime import Ring, _core, devices
 
 N, K, M = 256, 128, 300
+POINTERS = {name: (i + 1) << 40 for i, name in enumerate(("x", "y", "w", "w_sf", "w_scale"))}
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 SYMBOLS = [
     "cuInit", "cuModuleLoadData", "cuFuncLoad", "cuFuncGetParamInfo", "cuLaunchKernelEx", "cuMemAlloc",
@@ -41,9 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(ring: Ring, stream: int) -> None:
-    plan = ring.plan(N, K, M, "ring")
-    pointers = {name: (i + 1) << 40 for i, name in enumerate(("x", "y", "w", "w_sf", "w_scale"))}
-    plan.sequence.run(ring.core, stream, M, x_stride=K, **pointers)
+    ring.plan(N, K, M, "ring").sequence.run(ring.core, stream, M, x_stride=K, **POINTERS)
 
 
 @pytest.mark.parametrize(("call", "nth"), LOADING)
@@ -100,6 +101,26 @@ def test_a_sequence_stops_at_a_failure_and_runs_again(
     live = fake.live()
     del ring
     assert fake.live() == live | {"memory": live["memory"] - 1, "events": live["events"] - 1}
+
+
+def test_the_words_of_a_stopped_kernel_come_with_the_next_error(fake: FakeDriver, tmp_path: Path) -> None:
+    """A fused kernel writes them into host memory before it traps; the test does so in its place."""
+    fused = RingGemmConfig.for_linear(N, 256, group=1)
+    devices.load(0, write_folder(tmp_path, [fused]))
+    loaded = devices.artifacts(0)
+    lane = loaded.lane(7)
+    plan = lane.plan(N, 256, M, "fused")
+    ring = lane.ring(plan.slot_bytes(M))
+    fake.log()
+    plan.sequence.run(ring, 7, M, **POINTERS)
+    names = [param.name for param in fused.params()]
+    status = int(fake.launches()[0]["params"].split(",")[names.index("status")], 16)
+    assert loaded.context.status == [0, 0, 0, 0]
+    (ctypes.c_uint32 * 4).from_address(status)[:] = (2, 17, 48, 47)
+    fake.fail("cuLaunchKernelEx", 1, LAUNCH_FAILED)
+    with pytest.raises(DriverError, match="reason 2, counter 17, waited for 48, saw 47") as caught:
+        plan.sequence.run(ring, 7, M, **POINTERS)
+    assert caught.value.code == LAUNCH_FAILED
 
 
 def test_a_failed_tensor_map_is_not_taken_for_encoded(fake: FakeDriver, folder: Path) -> None:
