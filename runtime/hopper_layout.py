@@ -66,11 +66,12 @@ def to_hopper(qdata: torch.Tensor, block_scale: torch.Tensor) -> torch.Tensor:
 
     # strip, w, row half, g, k step, k16, column half, c, parity
     codes = codes.view(n // STRIP_ROWS, 4, 2, 8, k // TILE_K, 4, 2, 4, 2)
-    half_words = sum(
+    places = (
         (codes[:, :, rows, :, :, :, columns] & mask) << shift
         for (rows, columns), moves in _PLACES.items()
         for mask, shift in moves
     )
+    half_words = sum(places, start=torch.zeros((), dtype=torch.int))
     data = half_words.permute(0, 3, 1, 2, 5, 4, 6)  # strip, k step, w, g, c, k16, parity
     data_bytes = torch.stack((data & 0xFF, data >> 8), -1).to(torch.uint8)
 
