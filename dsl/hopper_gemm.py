@@ -4,8 +4,8 @@ q is BF16 (m, K) and holds e2m1 * e4m3 products; W is in the Hopper layout (runt
 hopper_layout.py); y is BF16 (m, N); scale, w_scale FP32 [1]; bias BF16 [N] or a null pointer.
 m is a run-time value, N and K are constants.
 
-Persistent: CTA c (cluster c with multicast) works on output tiles c, c + grid, ..., numbered by
-ring_order.tile_coord. Warp roles:
+Persistent: CTA c works on output tiles c, c + grid, ..., numbered by ring_order.tile_coord. Warp
+roles:
 
     warpgroup 0          producer: one warp issues all loads, the others give up their registers
     warpgroups 1 ... n   consumers: a strip of 64 columns of y each; mainloop, then epilogue
@@ -63,7 +63,6 @@ class HopperGemm:
         kernel.launch(
             grid=(1, 1, 1),  # the runtime launches what the manifest says
             block=(c.threads, 1, 1),
-            cluster=c.cluster,
             min_blocks_per_mp=c.ctas_per_sm,
             preferred_smem_carveout=100,  # unused as well, but else the DSL asks a GPU for its limit
             stream=stream,
@@ -119,25 +118,23 @@ class HopperGemm:
         c, (sQ_layout, sY_layout) = self.config, layouts
         storage = cutlass.utils.SmemAllocator().allocate(self.storage)
         pipe = self.mainloop.make_pipeline(storage.barriers.data_ptr())
-        pipeline_init_arrive(cluster_shape_mn=(c.cluster[0], 1), is_relaxed=True)
+        pipeline_init_arrive(is_relaxed=True)
         sQ = storage.sQ.get_tensor(sQ_layout.outer, swizzle=sQ_layout.inner)
         sY = storage.sY.get_tensor(sY_layout.outer, swizzle=sY_layout.inner)
         sW = storage.sW.get_tensor(cute.make_layout((BLOCK_WORDS, c.consumers, c.stages)))
-        pipeline_init_wait(cluster_shape_mn=(c.cluster[0], 1))
+        pipeline_init_wait()
         return pipe, sQ, sY, sW
 
     def walk(self, m):
-        """First output tile of this cluster, distance to its next one, m tiles and all tiles."""
-        multicast = self.config.cluster[0]
+        """First output tile of this CTA, distance to its next one, m tiles and all tiles."""
         m_tiles = (m + (self.config.tile_m - 1)) // self.config.tile_m
-        first, step = cute.arch.block_idx()[0] // multicast, cute.arch.grid_dim()[0] // multicast
-        return first, step, m_tiles, m_tiles * (self.config.n_tiles // multicast)
+        return cute.arch.block_idx()[0], cute.arch.grid_dim()[0], m_tiles, m_tiles * self.config.n_tiles
 
     def coord(self, index, m_tiles):
-        """(m tile, this CTA's first strip) of a cluster's output tile."""
-        c, multicast = self.config, self.config.cluster[0]
-        m_tile, n_group = tile_coord(index, m_tiles, c.n_tiles // multicast, c.group)
-        return m_tile, (n_group * multicast + cute.arch.block_idx()[0] % multicast) * c.consumers
+        """(m tile, first strip) of an output tile."""
+        c = self.config
+        m_tile, n_tile = tile_coord(index, m_tiles, c.n_tiles, c.group)
+        return m_tile, n_tile * c.consumers
 
     @cute.jit
     def produce(self, pipe, load, mW, sQ, sW, m, ring: cutlass.Constexpr = None):
@@ -146,8 +143,8 @@ class HopperGemm:
         # (TMA, stage) and (TMA, m tile, K step)
         tQsQ, tQgQ = cpasync.tma_partition(
             tma_q,
-            cute.arch.block_idx()[0] % c.cluster[0],
-            cute.make_layout(c.cluster[0]),
+            0,
+            cute.make_layout(1),
             cute.group_modes(sQ, 0, 2),
             cute.group_modes(cute.local_tile(gQ, (c.tile_m, TILE_K), (None, None)), 0, 2),
         )

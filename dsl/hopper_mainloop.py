@@ -29,13 +29,12 @@ SCALES_OFFSET = 2048
 class HopperMainloop:
     """The mainloop for one configuration; its methods are traced into a kernel.
 
-    The configuration has tile_m, consumers, cluster, stages, rows_in_smem, load_bytes and k.
+    The configuration has tile_m, consumers, stages, rows_in_smem, load_bytes and k.
     """
 
     def __init__(self, config):
         self.config = config
         self.k_steps = config.k // TILE_K
-        self.multicast = config.cluster[0]
 
     # Host side
 
@@ -60,29 +59,24 @@ class HopperMainloop:
         return staged_rows(atom, c.tile_m, c.rows_in_smem, c.stages, rows_first=True)
 
     def make_load_atom(self, mQ: cute.Tensor) -> tuple[cute.CopyAtom, cute.Tensor]:
-        """TMA load of one stage of activations; a cluster's CTAs each load a share for all."""
+        """TMA load of one stage of activations."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
-        layout = cute.tile_to_shape(atom, (self.config.tile_m, TILE_K), order=(0, 1))
-        op = cpasync.CopyBulkTensorTileG2SOp()
-        if self.multicast > 1:
-            op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        return cpasync.make_tiled_tma_atom(
-            op, mQ, layout, (self.config.tile_m, TILE_K), num_multicast=self.multicast
-        )
+        shape = (self.config.tile_m, TILE_K)
+        layout = cute.tile_to_shape(atom, shape, order=(0, 1))
+        return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), mQ, layout, shape)
 
     # Shared
 
     def make_pipeline(self, barriers: cute.Pointer) -> pipeline.PipelineTmaAsync:
-        """Full and empty mbarriers of the stages; see ``release`` for who arrives."""
-        threads = 128 * self.config.consumers
-        arrivals = threads + (self.multicast - 1) * threads // 32
+        """Full and empty mbarriers of the stages; every consumer thread arrives to release one."""
+        arrivals = 128 * self.config.consumers
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers,
             num_stages=self.config.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, arrivals),
             tx_count=self.config.load_bytes,
-            cta_layout_vmnk=cute.make_layout((1, self.multicast, 1, 1)),
+            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
             defer_sync=True,
         )
 
@@ -100,11 +94,10 @@ class HopperMainloop:
         ``strip`` is the tile's first strip; strips beyond N repeat the last one.
         """
         copy_block = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Int32)
-        mask = cutlass.Int16((1 << self.multicast) - 1)
         for k in range(k_begin, k_end):
             pipe.producer_acquire(state)
             full = pipe.producer_get_barrier(state)
-            cute.copy(tma_q, tQgQ[(None, k)], tQsQ[(None, state.index)], tma_bar_ptr=full, mcast_mask=mask)
+            cute.copy(tma_q, tQgQ[(None, k)], tQsQ[(None, state.index)], tma_bar_ptr=full)
             with cute.arch.elect_one():
                 for c in range_constexpr(self.config.consumers):
                     valid = cutlass.min(strip + c, mW.shape[2] - 1)
@@ -170,17 +163,12 @@ class HopperMainloop:
         warpgroup.commit_group()
 
     def release(self, pipe, state):
-        """Hand a stage back to the producers that fill it.
+        """Hand a stage back to the producer.
 
-        Every thread arrives at its own CTA's barrier: it has read weights from the stage itself.
-        Another CTA's producer overwrites only activations here, which this warp's wgmma has
-        finished reading: one arrival for the warp is enough.
+        Every thread arrives, not one for its warp: each has itself read weights from the stage, and
+        its own arrival orders that read before the next load.
         """
-        empty = pipe.sync_object_empty.get_barrier(state.index)
-        cute.arch.mbarrier_arrive(empty)
-        if self.multicast > 1:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(empty, cute.arch.block_idx_in_cluster() ^ 1)
+        cute.arch.mbarrier_arrive(pipe.sync_object_empty.get_barrier(state.index))
 
 
 def staged_rows(atom, rows, rows_in_smem, stages, rows_first):

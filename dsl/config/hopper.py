@@ -52,7 +52,6 @@ class HopperGemmConfig(KernelConfig):
     tile_m: int
     consumers: int = 2
     ctas_per_sm: int = 1
-    cluster: tuple[int, int, int] = (1, 1, 1)  # CTAs of a cluster share activations, not weights
     group: int = 8  # m tiles that are worked on together, see ring_order.tile_coord
 
     @classmethod
@@ -77,15 +76,13 @@ class HopperGemmConfig(KernelConfig):
 
     @property
     def n_tiles(self) -> int:
-        """Weight tiles, a multiple of the cluster size; those beyond N store nothing."""
-        multicast = self.cluster[0]
-        return ceil_div(self.features, self.tile_n * multicast) * multicast
+        """Weight tiles; strips of the last one that lie beyond N store nothing."""
+        return ceil_div(self.features, self.tile_n)
 
     @property
     def name(self) -> str:
-        multicast = f"_c{self.cluster[0]}" if self.cluster[0] > 1 else ""
         shape = f"n{self.features}_k{self.k}_{self.tile_m}x{self.tile_n}x{TILE_K}"
-        return f"hopper_gemm_{shape}_o{self.ctas_per_sm}{multicast}"
+        return f"hopper_{self.kind}_{shape}_o{self.ctas_per_sm}"
 
     @property
     def threads(self) -> int:
@@ -139,10 +136,9 @@ class HopperGemmConfig(KernelConfig):
 
     def params(self) -> tuple[Param, ...]:
         k, n = self.k, self.features
-        rows = self.tile_m // self.cluster[0]  # each CTA of a cluster loads its share for all
         return (
             Param("w", "pointer"),
-            Param("q", "tensor_map", "bf16", (k, "m"), (2 * k,), (TILE_K, rows), 128),
+            Param("q", "tensor_map", "bf16", (k, "m"), (2 * k,), (TILE_K, self.tile_m), 128),
             Param("y", "tensor_map", "bf16", (n, "m"), (2 * n,), (STRIP_ROWS, self.tile_m), 128),
             Param("scale", "pointer"),
             Param("w_scale", "pointer"),
@@ -163,7 +159,6 @@ class HopperGemmConfig(KernelConfig):
 
     def problems(self, arch: str) -> list[str]:
         found = super().problems(arch)
-        multicast = self.cluster[0]
         if arch != "sm_90a":
             found.append(f"{self.name}: only for sm_90a, not {arch}")
         if self.features < STRIP_ROWS or self.features % STRIP_ROWS:
@@ -172,12 +167,8 @@ class HopperGemmConfig(KernelConfig):
             found.append(f"{self.name}: K = {self.k} is not a multiple of {2 * TILE_K}")
         if not 1 <= self.consumers <= 3:
             found.append(f"{self.name}: {self.consumers} consumer warpgroups, expected 1 to 3")
-        if not 8 <= self.tile_m <= 256 or self.tile_m % (8 * multicast):
-            found.append(
-                f"{self.name}: tile_m = {self.tile_m} is not a multiple of {8 * multicast} in 8..256"
-            )
-        if multicast not in (1, 2) or self.cluster[1:] != (1, 1):
-            found.append(f"{self.name}: cluster {self.cluster}, expected (1, 1, 1) or (2, 1, 1)")
+        if not 8 <= self.tile_m <= 256 or self.tile_m % 8:
+            found.append(f"{self.name}: tile_m = {self.tile_m} is not a multiple of 8 in 8..256")
         if self.stages < MIN_STAGES:
             found.append(f"{self.name}: room for {self.stages} stages, needs {MIN_STAGES}")
         # tile_m / 2 accumulators, two A fragments of 16; with less than 48 more ptxas serialises wgmma.
