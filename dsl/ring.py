@@ -56,6 +56,8 @@ class Ring:
         complete = cute.arch.vote_all_sync(seen >= self.order.ready_target(tile))
         if complete:
             cute.arch.fence_acq_rel_gpu()
+            # What each lane has acquired comes before the copies, which one lane issues.
+            cute.arch.sync_warp()
             self._before_load(tile)
         return complete
 

@@ -71,9 +71,9 @@ def test_refused(change: dict[str, int], problem: str) -> None:
         config.check("sm_121a")
 
 
-def test_hopper_refuses_clusters() -> None:
-    config = replace(HopperRingGemmConfig.for_linear(5376, 7168), cluster=(2, 1, 1))
-    with pytest.raises(ConfigError, match="without clusters"):
+def test_hopper_refuses_two_ctas_for_each_multiprocessor() -> None:
+    config = replace(HopperRingGemmConfig.for_linear(5376, 7168), ctas_per_sm=2)
+    with pytest.raises(ConfigError, match="one CTA for each SM"):
         config.check("sm_90a")
 
 
@@ -136,6 +136,8 @@ def test_fences_stand_where_they_must(built: dict[Job, Built], job: Job) -> None
         if name == "poll":
             assert order[i + 1] == "acquire"
     assert re.search(r"poll acquire proxy load", text), text
+    # A tile that is complete is acquired by several lanes for the one that issues the copies.
+    assert re.search(r"(?<!poll )acquire warp proxy", text), text
     # Publishing: stores, each lane's proxy fence, the warp barrier, one lane's release.
     assert len(re.findall(r"store proxy warp release", text)) == 2, text  # prologue and steady state
     # A maximum is released by the arrival that follows it.
