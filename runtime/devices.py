@@ -13,12 +13,16 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from ringfp4.errors import ArtifactError, DriverError, InputError, RingFP4Error, UnservedError
 from ringfp4.runtime import _core, tuning
 from ringfp4.runtime.choose_tile import Tile, choose_tile
 from ringfp4.runtime.lanes import Lane
 from ringfp4.runtime.manifest import ARCHS, FILE_NAME, KernelEntry, Manifest, read_all
-from ringfp4.runtime.plan import KernelTable, Plan, build, fixed_slots
+from ringfp4.runtime.plan import KernelTable, Plan, build, fixed_slots, useful_archs
+
+DeviceLike = int | str | torch.device | None
+PathLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 log = logging.getLogger("ringfp4")
 
@@ -45,7 +49,8 @@ class Artifacts:
         self.device_name = device.name
         self.driver_version = driver().version
         self.folders = tuple(manifest.folder for manifest in manifests)
-        self.table = KernelTable((k for manifest in manifests for k in manifest.kernels), archs)
+        entries = [kernel for manifest in manifests for kernel in manifest.kernels]
+        self.table = KernelTable(entries, useful_archs(entries, archs))
         self.context = _core.Context(device)
         self.kernels: dict[KernelEntry, _core.Kernel] = {}
         for entry in self.table.entries:
@@ -155,21 +160,18 @@ def archs_for(capability: tuple[int, int], arch: str | None) -> tuple[str, ...]:
     return (arch,)
 
 
-def load(
-    device: int | None = None,
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-    arch: str | None = None,
-) -> None:
+def load(device: DeviceLike = None, path: PathLike = None, arch: str | None = None) -> None:
     """Load every cubin for a device now; nothing is loaded or allocated for kernels afterwards.
 
-    ``device``: ordinal, default the current CUDA device. ``path``: one or several folders made by
+    ``device``: ordinal, "cuda:1" or torch.device, default the current CUDA device. ``path``: one or several folders made by
     ``python -m ringfp4.build_cubins``, default the folder in this package. ``arch``: only this one
-    of sm_121a, sm_120f, sm_90a and twin. Replaces what was loaded on the device before.
+    of sm_121a, sm_120f, sm_90a and twin. Replaces what was loaded on the device before, so graphs
+    that captured the old kernels must not be replayed afterwards.
 
     Raises ArtifactError (missing, damaged or foreign folder, or one without this architecture),
     UnservedError (no kernels exist for this device), DriverError.
     """
-    ordinal = current_device() if device is None else device
+    ordinal = ordinal_of(device)
     with _lock:
         target = _core.Device(driver(), ordinal)
         archs = archs_for(target.capability, arch)
@@ -196,7 +198,7 @@ def load(
     log.info("loaded %d kernels on device %d", len(_loaded[ordinal].kernels), ordinal)
 
 
-def folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None) -> list[Path]:
+def folders(path: PathLike) -> list[Path]:
     if path is None:
         return [PACKAGED]
     if isinstance(path, (str, os.PathLike)):
@@ -204,10 +206,19 @@ def folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | No
     return [Path(item) for item in path]
 
 
+def ordinal_of(device: DeviceLike) -> int:
+    """The ordinal of a CUDA device, the current one by default. Raises InputError."""
+    if device is None:
+        return current_device()
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return device
+    if isinstance(device, (str, torch.device)) and (found := torch.device(device)).type == "cuda":
+        return current_device() if found.index is None else found.index
+    raise InputError("not a CUDA device", expected='an ordinal, "cuda:N" or torch.device', got=repr(device))
+
+
 def current_device() -> int:
     """PyTorch's current CUDA device, 0 if it has none."""
-    import torch
-
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
@@ -227,8 +238,7 @@ def artifacts(ordinal: int) -> Artifacts:
 
 
 def refuse_in_capture() -> None:
-    import torch
-
+    """Raise ArtifactError while the current stream is being captured into a CUDA graph."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise ArtifactError(
             "no kernels are loaded and a CUDA graph is being captured",

@@ -16,7 +16,7 @@ from ringfp4.runtime import _core
 from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, TILE_ROWS, Plan, slot_row_bytes
 
 if TYPE_CHECKING:
-    from ringfp4.runtime.devices import Artifacts
+    from ringfp4.runtime.devices import Artifacts, DeviceLike
 
 _MOST_PLANS = 4096  # of one lane; forgotten all at once, since they are cheap to make again
 
@@ -76,7 +76,7 @@ class Ring(PlanCache):
     """Device memory that packed activations pass through, owned by the caller.
 
     ``capacity_rows``: a multiple of 128. ``k``: the largest K that it will serve, default the
-    largest that is loaded. ``device``: ordinal, default the current one. The memory is allocated
+    largest that is loaded. ``device``: as for ``load``. The memory is allocated
     here and freed when the object goes; the host waits for it in both.
 
     One stream at a time uses a ring: a call on another stream waits, on the device, for the last
@@ -85,7 +85,7 @@ class Ring(PlanCache):
     """
 
     def __init__(
-        self, capacity_rows: int = DEFAULT_CAPACITY_ROWS, k: int | None = None, device: int | None = None
+        self, capacity_rows: int = DEFAULT_CAPACITY_ROWS, k: int | None = None, device: DeviceLike = None
     ) -> None:
         from ringfp4.runtime import devices, streams
 
@@ -97,7 +97,7 @@ class Ring(PlanCache):
             )
         if k is not None and (not isinstance(k, int) or k <= 0 or k % 32):
             raise InputError("unusable k", expected="a positive multiple of 32", got=repr(k))
-        ordinal = devices.current_device() if device is None else device
+        ordinal = devices.ordinal_of(device)
         artifacts = devices.artifacts(ordinal)
         super().__init__(artifacts, capacity_rows)
         row_bytes = max(sum(slot_row_bytes(entry.arch, k or entry.k)) for entry in artifacts.table.entries)

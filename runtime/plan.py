@@ -137,6 +137,18 @@ class KernelTable:
         return ", ".join(f"N={n} K={k} ({'/'.join(names)})" for (n, k), names in self.linears().items())
 
 
+def useful_archs(entries: Iterable[KernelEntry], archs: tuple[str, ...]) -> tuple[str, ...]:
+    """Of ``archs``, the best first, those that have a kernel which no better one has."""
+    seen: set[tuple[str, int, int]] = set()
+    useful = []
+    for arch in archs:
+        keys = {(entry.kind, entry.n, entry.k) for entry in entries if entry.arch == arch}
+        if keys - seen:
+            useful.append(arch)
+        seen |= keys
+    return tuple(useful)
+
+
 def build(
     table: KernelTable,
     loaded: Callable[[KernelEntry], _core.Kernel],

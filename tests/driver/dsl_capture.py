@@ -27,7 +27,7 @@ COOPERATIVE, CLUSTER = 2, 4  # launch attributes
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor argument: address and extents, outermost first; compact."""
+    """A tensor argument: address and extents, outermost first; compact. No extents if all are compiled in."""
 
     address: int
     shape: tuple[int, ...]
@@ -113,6 +113,8 @@ class Host:
         value = arguments.get(name, 0)
         if not isinstance(value, Tensor):
             return ctypes.c_int64(value)  # narrower integers are read from its first bytes
+        if not any(example.dynamic_shapes_mask) and not any(example.dynamic_strides_mask):
+            return TensorArgument(value.address)
         strides = [1]
         for extent in reversed(value.shape[1:]):
             strides.insert(0, strides[0] * extent)

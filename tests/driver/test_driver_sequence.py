@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from driver_harness import FakeDriver, linear_configs, write_folder
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.ring import RingGemmConfig
-from ringfp4.errors import RingError, UnservedError
+from ringfp4.errors import InputError, RingError, UnservedError
 from ringfp4.runtime import Ring, _core, api, devices
 
 N, K, M = 256, 128, 300
@@ -283,6 +284,31 @@ def test_kernels_of_two_architectures_are_never_mixed(fake: FakeDriver, tmp_path
     whole = write_folder(tmp_path / "b", [absmax, pack, gemm], "sm_120f")
     devices.load(0, [half, whole])
     assert {entry.arch for entry in devices.artifacts(0).lane(0).plan(N, K, 1, "ring").kernels} == {"sm_120f"}
+
+
+def test_an_architecture_that_adds_nothing_is_not_loaded(fake: FakeDriver, tmp_path: Path) -> None:
+    whole = [write_folder(tmp_path / arch, linear_configs(N, K), arch) for arch in ("sm_121a", "sm_120f")]
+    devices.load(0, whole)
+    assert devices.artifacts(0).table.archs == ("sm_121a",)
+    more = write_folder(tmp_path / "more", linear_configs(512, K)[2:], "sm_120f")
+    devices.load(0, [*whole, more])
+    loaded = devices.artifacts(0)
+    assert loaded.table.archs == ("sm_121a", "sm_120f")
+    assert {entry.arch for entry in loaded.lane(0).plan(N, K, 1, "ring").kernels} == {"sm_121a"}
+    assert {entry.arch for entry in loaded.lane(0).plan(512, K, 1, "ring").kernels} == {"sm_120f"}
+
+
+@pytest.mark.parametrize("device", [1, "cuda:1", torch.device("cuda", 1)])
+def test_ways_to_name_a_device(fake: FakeDriver, folder: Path, device: object) -> None:
+    fake.set_devices(2)
+    devices.load(device, folder)
+    assert Ring(128, K, device).device == 1
+
+
+@pytest.mark.parametrize("device", [-1, True, "cpu", 1.0, torch.device("cpu")])
+def test_what_is_no_device(fake: FakeDriver, folder: Path, device: object) -> None:
+    with pytest.raises(InputError, match="not a CUDA device"):
+        devices.load(device, folder)
 
 
 def test_many_threads_on_their_own_streams(fake: FakeDriver, folder: Path) -> None:

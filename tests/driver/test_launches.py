@@ -4,13 +4,14 @@ Both are observed without a GPU: the runtime against the recording driver, the D
 against dsl_host.c. Only the grid is chosen by the caller on both sides; it is checked against the
 number of tiles. Of a tensor map everything is compared but the hint about L2 promotion. Addresses
 are compared as the names of the buffers they point to. The runtime launches the persistent ring
-cooperatively, which the DSL's host code has no need to know.
+cooperatively, which the DSL's host code has no need to know. The kernels for sm_90a are compiled
+for more rows than there can be, so there the extents of the DSL's tensor maps are upper bounds.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,34 +21,55 @@ from driver_harness import FakeDriver, write_folder
 from dsl_capture import Tensor, capture
 from ringfp4.dsl.config.base import KernelConfig, ceil_div
 from ringfp4.dsl.config.gemm import GemmConfig
+from ringfp4.dsl.config.hopper import HopperGemmConfig, HopperRepackConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
-from ringfp4.dsl.config.ring import RingGemmConfig
+from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingFields, RingGemmConfig
 from ringfp4.runtime import Ring, _core, devices
 
 pytest.importorskip("cutlass", reason="needs the DSL")
 
-N, K = 392, 288  # no whole number of tiles in any direction
 ROWS = (1, 127, 128, 129, 300, 2048, 37_810)
 STREAM, SMS, RULE = 0x77, 48, 1
 # Addresses, far apart: by name of the buffer as the parameters of the kernels call them.
 NAMES = ("x", "q", "sf", "w", "w_sf", "scale", "w_scale", "bias", "y", "amax_state", "counters", "status")
-ADDRESS = {name: (index + 1) << 40 for index, name in enumerate(NAMES)}
-TENSORS = {
-    "mQ": "q",
-    "mW": "w",
-    "mSF": "sf",
-    "mWSF": "w_sf",
-    "mY": "y",
-    "mScale": "scale",
-    "mWScale": "w_scale",
-}
-CONFIGS: dict[str, KernelConfig] = {
-    "absmax": AbsmaxConfig(k=K),
-    "pack": PackConfig(k=K),
-    "gemm 128x128": GemmConfig.with_tile(N, K, 128, 128),
-    "gemm 128x256": GemmConfig.with_tile(N, K, 128, 256),
-    "ring_gemm": RingGemmConfig.for_linear(N, K, group=1),
-}
+ADDRESS = {name: (index + 1) << 40 for index, name in enumerate((*NAMES, "packed"))}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    arch: str
+    config: KernelConfig
+    n: int
+    k: int
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return (9, 0) if self.arch == "sm_90a" else (12, 1)
+
+
+def _kernels() -> dict[str, Kernel]:
+    n, k = 392, 288  # no whole number of tiles in any direction
+    sm_12x: dict[str, KernelConfig] = {
+        "absmax": AbsmaxConfig(k=k),
+        "pack": PackConfig(k=k),
+        "gemm 128x128": GemmConfig.with_tile(n, k, 128, 128),
+        "gemm 128x256": GemmConfig.with_tile(n, k, 128, 256),
+        "ring_gemm": RingGemmConfig.for_linear(n, k, group=1),
+    }
+    hopper_n, hopper_k = 384, 256
+    gemms = {f"hopper {g.tile_m}x{g.tile_n}": g for g in HopperGemmConfig.variants(hopper_n, hopper_k)}
+    sm_90a: dict[str, KernelConfig] = {
+        "hopper pack": PackConfig(k=hopper_k, output="bf16"),
+        "hopper repack": HopperRepackConfig(k=hopper_k),
+        **gemms,
+        "hopper ring_gemm": HopperRingGemmConfig.for_linear(hopper_n, hopper_k, tile_m=176, group=1),
+    }
+    return {name: Kernel("sm_121a", config, n, k) for name, config in sm_12x.items()} | {
+        name: Kernel("sm_90a", config, hopper_n, hopper_k) for name, config in sm_90a.items()
+    }
+
+
+KERNELS = _kernels()
 
 
 @dataclass(frozen=True)
@@ -107,50 +129,58 @@ def read_encoded(line: str, names: dict[int, str]) -> TensorMap:
     )
 
 
-def grid(config: KernelConfig, m: int) -> int:
+def grid(kernel: Kernel, m: int) -> int:
     """A CTA for each piece of work, in the persistent kernels at most what the GPU holds at a time."""
-    if isinstance(config, GemmConfig):
-        return min(SMS, ceil_div(m, config.tile_m) * ceil_div(N, config.tile_n))
+    config, n, k = kernel.config, kernel.n, kernel.k
+    if isinstance(config, (GemmConfig, HopperGemmConfig)):
+        per_sm = config.ctas_per_sm if isinstance(config, HopperGemmConfig) else 1
+        return min(per_sm * SMS, ceil_div(m, config.tile_m) * ceil_div(n, config.tile[1]))
     if isinstance(config, PackConfig):
-        return ceil_div(m, 128) * 16 * ceil_div(K, config.warps * config.pieces * 64)
-    return min(ceil_div(m, 8), SMS * config.grid.ctas_per_sm)
+        return ceil_div(m, 128) * 16 * ceil_div(k, config.warps * config.pieces * 64)
+    if isinstance(config, HopperRepackConfig):
+        return ceil_div(m, 64) * (k // 64)
+    assert isinstance(config, AbsmaxConfig)
+    return min(ceil_div(m, 8), SMS * config.ctas_per_sm)
 
 
-def ring_rows(config: KernelConfig, m: int) -> int:
-    return config.ring_rows if isinstance(config, RingGemmConfig) else m
+def slot_rows(kernel: Kernel, m: int) -> int:
+    """Rows of slots that the kernel's tensor maps cover."""
+    return kernel.config.ring_rows if isinstance(kernel.config, RingFields) else m
 
 
-def host_arguments(config: KernelConfig, m: int) -> dict[str, Any]:
+def host_arguments(kernel: Kernel, m: int) -> dict[str, Any]:
     """Arguments of the DSL's host function for m rows, by name."""
-    rows, scale_columns = ring_rows(config, m), ceil_div(K, 64)
-    shapes: dict[str, tuple[int, ...]] = {
-        "q": (rows, K // 2),
-        "w": (N, K // 2),
-        "sf": (ceil_div(rows, 128), scale_columns, 256),
-        "w_sf": (ceil_div(N, 128), scale_columns, 256),
-        "y": (m, N),
-        "scale": (1,),
-        "w_scale": (1,),
+    n, k, rows = kernel.n, kernel.k, slot_rows(kernel, m)
+    ctas, scale_columns = grid(kernel, m), ceil_div(k, 64)
+    tensors = {
+        "mQ": Tensor(ADDRESS["q"], (rows, k // 2)),
+        "mW": Tensor(ADDRESS["w"], (n, k // 2)),
+        "mSF": Tensor(ADDRESS["sf"], (ceil_div(rows, 128), scale_columns, 256)),
+        "mWSF": Tensor(ADDRESS["w_sf"], (ceil_div(n, 128), scale_columns, 256)),
+        "mY": Tensor(ADDRESS["y"], (m, n)),
+        "mScale": Tensor(ADDRESS["scale"], (1,)),
+        "mWScale": Tensor(ADDRESS["w_scale"], (1,)),
     }
-    tensors = {name: Tensor(ADDRESS[buffer], shapes[buffer]) for name, buffer in TENSORS.items()}
-    if isinstance(config, (AbsmaxConfig, PackConfig, RingGemmConfig)):
-        del tensors["mScale"]
-    ctas = grid(config, m)
-    return ADDRESS | tensors | {"m": m, "x_stride": K, "rule": RULE, "ctas": ctas, "grid": ctas}
+    if kernel.arch == "sm_90a":  # all extents are compiled in
+        constant = {"mQ": "q", "mW": "w", "mYt": "y"}
+        tensors = {name: Tensor(ADDRESS[buffer], ()) for name, buffer in constant.items()}
+    return ADDRESS | tensors | {"m": m, "x_stride": k, "rule": RULE, "ctas": ctas, "grid": ctas}
 
 
 @cache
-def dsl_launches() -> dict[tuple[str, int], dict[str, Any]]:
-    tasks = [(config, "sm_121a", [host_arguments(config, m) for m in ROWS]) for config in CONFIGS.values()]
-    keys = [(name, m) for name in CONFIGS for m in ROWS]
+def dsl_launches(arch: str) -> dict[tuple[str, int], dict[str, Any]]:
+    kernels = {name: kernel for name, kernel in KERNELS.items() if kernel.arch == arch}
+    tasks = [(kernel.config, arch, [host_arguments(kernel, m) for m in ROWS]) for kernel in kernels.values()]
+    keys = [(name, m) for name in kernels for m in ROWS]
     return dict(zip(keys, (launch for each in capture(tasks) for launch in each), strict=True))
 
 
 def dsl_launch(name: str, m: int) -> Launch:
+    kernel = KERNELS[name]
     names = {address: buffer for buffer, address in ADDRESS.items()}
-    found = dsl_launches()[name, m]
+    found = dsl_launches(kernel.arch)[name, m]
     params: list[TensorMap | str | int] = []
-    for param, text in zip(CONFIGS[name].params(), found["params"], strict=True):
+    for param, text in zip(kernel.config.params(), found["params"], strict=True):
         raw = bytes.fromhex(text)
         number = int.from_bytes(raw, "little")
         if param.kind == "tensor_map":
@@ -158,33 +188,38 @@ def dsl_launch(name: str, m: int) -> Launch:
         else:
             params.append(names[number] if param.kind == "pointer" else number)
     assert found["grid"][1:] == found["block"][1:] == found["cluster"][1:] == [1, 1]
-    return Launch(found["grid"][0], found["block"][0], found["smem"], found["cluster"][0], tuple(params))
+    ctas = grid(kernel, m) if kernel.arch == "sm_90a" else found["grid"][0]
+    return Launch(ctas, found["block"][0], found["smem"], found["cluster"][0], tuple(params))
 
 
 def runtime_launch(fake: FakeDriver, folder: Path, name: str, m: int) -> Launch:
-    config = CONFIGS[name]
-    devices.load(0, write_folder(folder, [config]))
-    addresses = {buffer: ADDRESS[buffer] for buffer in ("x", "w", "w_sf", "w_scale", "bias", "y", "scale")}
+    kernel = KERNELS[name]
+    config, n, k = kernel.config, kernel.n, kernel.k
+    fake.set_capability(*kernel.capability)
+    devices.load(0, write_folder(folder, [config], kernel.arch))
+    given = ("x", "w", "w_sf", "w_scale", "bias", "y", "scale", "packed")
+    addresses = {buffer: ADDRESS[buffer] for buffer in given}
     ring = None
-    if isinstance(config, RingGemmConfig):
-        ring = Ring(capacity_rows=config.ring_rows, k=K, device=0)
-        plan, core = ring.plan(N, K, m, "fused"), ring.core
+    if isinstance(config, RingFields):
+        ring = Ring(capacity_rows=ceil_div(config.ring_rows, 128) * 128, k=k, device=0)
+        plan, core = ring.plan(n, k, m, "fused"), ring.core
         slots, state = core.data, core.state
     else:
-        plan, core = devices.artifacts(0).single(config.kind, config.n, K), None
+        plan, core = devices.artifacts(0).single(config.kind, config.n, k), None
         slots, state = ADDRESS["q"], ADDRESS["amax_state"]
     if config.kind in ("absmax", "ring_gemm"):  # they find the scale and write it
         del addresses["scale"]
     fake.log()
     own = {"slots": 0, "state": 0} if core else {"slots": slots, "state": state}
-    plan.sequence.run(core, STREAM, m, x_stride=K, rule=RULE, **own, **addresses)
+    plan.sequence.run(core, STREAM, m, x_stride=k, rule=RULE, **own, **addresses)
     lines = fake.log("cuTensorMapEncodeTiled", "cuLaunchKernelEx")
     fields = dict(re.findall(r"(\w+)=(\S*)", lines.pop()))
     values = fields["params"].split(",")
 
+    q_row = 2 * k if kernel.arch == "sm_90a" else k // 2
     addresses |= {
         "q": slots,
-        "sf": slots + ceil_div(ring_rows(config, m), 128) * 128 * K // 2,
+        "sf": slots + ceil_div(slot_rows(kernel, m), 128) * 128 * q_row,
         "amax_state": state,
         "counters": state + _core.STATE_BYTES - _core.COUNTER_BYTES,
     }
@@ -205,19 +240,30 @@ def runtime_launch(fake: FakeDriver, folder: Path, name: str, m: int) -> Launch:
     )
 
 
+def with_extents_of(launch: Launch, other: Launch) -> Launch:
+    """``launch`` with the extents of ``other``'s tensor maps, which must not exceed its own."""
+    params = []
+    for mine, theirs in zip(launch.params, other.params, strict=True):
+        if isinstance(mine, TensorMap) and isinstance(theirs, TensorMap):
+            assert all(a >= b for a, b in zip(mine.dims, theirs.dims, strict=True))
+            mine = replace(mine, dims=theirs.dims)
+        params.append(mine)
+    return replace(launch, params=tuple(params))
+
+
 @pytest.mark.parametrize("m", ROWS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_runtime_launches_what_the_dsl_would(fake: FakeDriver, tmp_path: Path, name: str, m: int) -> None:
-    expected = dsl_launch(name, m)
-    assert runtime_launch(fake, tmp_path, name, m) == expected
-    for param, value in zip(CONFIGS[name].params(), expected.params, strict=True):
+    dsl, runtime = dsl_launch(name, m), runtime_launch(fake, tmp_path, name, m)
+    assert runtime == (with_extents_of(dsl, runtime) if KERNELS[name].arch == "sm_90a" else dsl)
+    for param, value in zip(KERNELS[name].config.params(), runtime.params, strict=True):
         named = value.buffer if isinstance(value, TensorMap) else value
         assert param.kind in ("i32", "i64") or named == param.name
 
 
 def test_comparison_sees_every_field_of_a_tensor_map() -> None:
     """Flipping any bit that a tensor map uses changes what is read from it, or cannot be read."""
-    text = dsl_launches()["gemm 128x256", 300]["params"][3]
+    text = dsl_launches("sm_121a")["gemm 128x256", 300]["params"][3]
     raw = bytearray.fromhex(text)
     names = {address: buffer for buffer, address in ADDRESS.items()}
     original = read_map(bytes(raw), names)
