@@ -163,10 +163,10 @@ def archs_for(capability: tuple[int, int], arch: str | None) -> tuple[str, ...]:
 def load(device: DeviceLike = None, path: PathLike = None, arch: str | None = None) -> None:
     """Load every cubin for a device now; nothing is loaded or allocated for kernels afterwards.
 
-    ``device``: ordinal, "cuda:1" or torch.device, default the current CUDA device. ``path``: one or several folders made by
-    ``python -m ringfp4.build_cubins``, default the folder in this package. ``arch``: only this one
-    of sm_121a, sm_120f, sm_90a and twin. Replaces what was loaded on the device before, so graphs
-    that captured the old kernels must not be replayed afterwards.
+    ``device``: ordinal, "cuda:1" or torch.device, default the current CUDA device. ``path``: one or
+    several folders made by ``python -m ringfp4.build_cubins``, default the one in this package.
+    ``arch``: only this one of sm_121a, sm_120f, sm_90a and twin. Replaces what was loaded on the
+    device before, so graphs that captured the old kernels must not be replayed afterwards.
 
     Raises ArtifactError (missing, damaged or foreign folder, or one without this architecture),
     UnservedError (no kernels exist for this device), DriverError.
