@@ -33,14 +33,14 @@ def plan(linear: Linear, arch: str) -> list[KernelConfig]:
 
     ``tiles`` are those of sm_12x; sm_90a has a set of its own for every M (runtime/choose_tile.py).
     """
-    rings = _rings(linear, arch)
     if arch == "sm_90a":
         gemms = HopperGemmConfig.variants(linear.n, linear.k)
         gemms[0].check(arch)
         pack = PackConfig(k=linear.k, output="bf16")
-        return [AbsmaxConfig(k=linear.k), pack, HopperRepackConfig(k=linear.k), *gemms, *rings]
+        others = [AbsmaxConfig(k=linear.k), pack, HopperRepackConfig(k=linear.k)]
+        return [*others, *gemms, *_rings(linear, arch)]
     tiles = [_gemm(linear, tile) for tile in linear.tiles]
-    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *tiles, *rings]
+    return [AbsmaxConfig(k=linear.k), PackConfig(k=linear.k), *tiles, *_rings(linear, arch)]
 
 
 def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
