@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfp4.dsl.config import DEFAULT_TILES, Linear, Tile, plan
-from ringfp4.dsl.config.base import ARCHS
+from ringfp4.dsl.config.base import ARCHS, ceil_div
 from ringfp4.errors import ConfigError, ShapesError
 
 SHIPPED = Path(__file__).resolve().parents[1] / "shapes"
@@ -49,6 +49,11 @@ class Mistake:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}. Remedy: {self.remedy}"
+
+    def order(self) -> tuple[str, int]:
+        """By file, then line."""
+        file, _, line = self.where.rpartition(":")
+        return (file, int(line)) if line.isdecimal() else (self.where, 0)
 
 
 def shipped_names() -> list[str]:
@@ -113,7 +118,7 @@ class _Reader:
             return
         except (OSError, UnicodeDecodeError) as error:
             shipped = ", ".join(shipped_names())
-            self.report(f"{path}:0", f"unreadable: {error}", f"give a file, or a shipped name ({shipped})")
+            self.report(f"{path}", f"unreadable: {error}", f"give a file, or a shipped name ({shipped})")
             return
         _File(self, path, key_lines(text)).read(content)
 
@@ -126,37 +131,33 @@ class _Reader:
         self.add(where, {}, {"name": found[1], "k": int(found[2]), "n": int(found[3])})
 
     def add(self, table_at: str, key_at: dict[str, str], values: dict[str, Any]) -> None:
-        """Check one linear's values, which have the right types, and keep it."""
-
-        def at(key: str) -> str:
-            return key_at.get(key, table_at)
-
+        """Check one linear's values, all well-typed, and keep it if its sizes are right."""
+        tiles_at = key_at.get("tiles", table_at)
+        if "name" in values:
+            self._name(key_at.get("name", table_at), values["name"])
         before = len(self.mistakes)
-        name = values["name"]
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name):
-            self.report(
-                at("name"), f"name {name!r} is not a name", "use a letter, then letters, digits, _ . -"
-            )
-        elif name in self._names:
-            first = self._names[name]
-            self.report(
-                at("name"), f"role {name!r} stands already at {first}", "rename or remove one of them"
-            )
-        self._names.setdefault(name, at("name"))
         for key, divisor in _DIVISORS.items():
-            value = values[key]
+            value = values.get(key, divisor)
             if value < divisor or value % divisor:
-                near = max(divisor, round(value / divisor) * divisor)
-                remedy = f"pad the weight, for example to {near}"
-                self.report(at(key), f"{key} = {value} is not a positive multiple of {divisor}", remedy)
-        tiles = [self._tile(at("tiles"), text) for text in values.get("tiles", ())]
+                what = f"{key} = {value} is not a positive multiple of {divisor}"
+                remedy = f"pad the weight, here to {max(divisor, ceil_div(value, divisor) * divisor)}"
+                self.report(key_at.get(key, table_at), what, remedy)
+        tiles = [self._tile(tiles_at, text) for text in values.get("tiles", ())]
         for text, times in Counter(values.get("tiles", ())).items():
             if times > 1:
-                self.report(at("tiles"), f"tile {text!r} stands {times} times", "name it once")
-        if len(self.mistakes) == before:
+                self.report(tiles_at, f"tile {text!r} stands {times} times", "name it once")
+        if len(self.mistakes) == before and values.keys() >= _DIVISORS.keys():
             known = tuple(tile for tile in tiles if tile)
-            linear = Linear(name, values["k"], values["n"], known or DEFAULT_TILES)
-            self.linears.append((linear, table_at, at("tiles")))
+            linear = Linear(values.get("name", ""), values["k"], values["n"], known or DEFAULT_TILES)
+            self.linears.append((linear, table_at, tiles_at))
+
+    def _name(self, where: str, name: str) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name):
+            self.report(where, f"name {name!r} is not a name", "use a letter, then letters, digits, _ . -")
+        elif name in self._names:
+            first = self._names[name]
+            self.report(where, f"role {name!r} stands already at {first}", "rename or remove one of them")
+        self._names.setdefault(name, where)
 
     def _tile(self, where: str, text: str) -> Tile | None:
         found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
@@ -175,7 +176,7 @@ class _Reader:
         known = [arch for arch in chosen if arch in ARCHS]
         self.mistakes += _misfits(self.linears, known)
         if self.mistakes:
-            lines = "\n".join(f"  {mistake}" for mistake in self.mistakes)
+            lines = "\n".join(f"  {mistake}" for mistake in sorted(self.mistakes, key=Mistake.order))
             raise ShapesError(f"{len(self.mistakes)} mistake(s) in what to build:\n{lines}")
         return Request(tuple(linear for linear, _, _ in self.linears), chosen)
 
@@ -224,20 +225,21 @@ class _File:
                 self.reader.report(where, f"unknown architecture {arch!r}", f"use {', '.join(ARCHS)}")
 
     def _linear(self, index: int, table: dict[str, Any]) -> None:
-        before = len(self.reader.mistakes)
+        def at(*key: str) -> str:
+            return self.at("linear", index, *key)
+
         for key in sorted(table.keys() - _KEYS.keys()):
-            where = self.at("linear", index, key)
-            self.reader.report(where, f"unknown key {key!r} in [[linear]]", f"use {', '.join(_KEYS)}")
-        for key, kind in _KEYS.items():
-            if key not in table:
-                if key != "tiles":
-                    self.reader.report(self.at("linear", index), f"{key} is missing", f"add {key} = ...")
-            elif not _is(table[key], kind):
-                got = f"{key} = {table[key]!r} is not {_TYPES[kind]}"
-                self.reader.report(self.at("linear", index, key), got, f"give {_TYPES[kind]}")
-        if len(self.reader.mistakes) == before:
-            places = {key: self.at("linear", index, key) for key in table}
-            self.reader.add(self.at("linear", index), places, table)
+            self.reader.report(at(key), f"unknown key {key!r} in [[linear]]", f"use {', '.join(_KEYS)}")
+        for key in sorted({"name", "k", "n"} - table.keys()):
+            self.reader.report(at(), f"{key} is missing", f"add {key} = ...")
+        typed = {}
+        for key in (key for key in _KEYS if key in table):
+            if _is(table[key], _KEYS[key]):
+                typed[key] = table[key]
+            else:
+                kind = _TYPES[_KEYS[key]]
+                self.reader.report(at(key), f"{key} = {table[key]!r} is not {kind}", f"give {kind}")
+        self.reader.add(at(), {key: at(key) for key in table}, typed)
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -84,9 +84,9 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         k = "5376"
         m = 3
         [[linear]]
-        name = "c"
-        k = 64
-        n = 64
+        name = "c c"
+        k = 65
+        n = "64"
         tiles = ["128x128", "64x64x64"]
         [[linear]]
         name = "a"
@@ -101,9 +101,12 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ("3", "unknown key 'archs' in [build]"),
         ("6", "k = 100 is not a positive multiple of 32"),
         ("7", "n = 13 is not a positive multiple of 8"),
-        ("11", "unknown key 'm' in [[linear]]"),
-        ("10", "k = '5376' is not an integer"),
         ("8", "n is missing"),
+        ("10", "k = '5376' is not an integer"),
+        ("11", "unknown key 'm' in [[linear]]"),
+        ("13", "name 'c c' is not a name"),
+        ("14", "k = 65 is not a positive multiple of 32"),
+        ("15", "n = '64' is not an integer"),
         ("16", "tile '128x128' is not of the form MxNxK"),
         ("18", "role 'a' stands already at"),
     ]
@@ -130,6 +133,11 @@ def test_tile_that_does_not_exist_or_fit(tmp_path: Path) -> None:
     assert "128x128x128" in line  # the remedy names what exists
 
 
+def test_a_bad_name_hides_no_bad_tile(tmp_path: Path) -> None:
+    file = write(tmp_path, "[[linear]]\nname = 'a b'\nk = 64\nn = 64\ntiles = ['64x64x64']\nx = 1\n")
+    assert [line.split(": ")[0] for line in mistakes([file])] == [f"{file}:{n}" for n in (2, 5, 6)]
+
+
 def test_roles_are_unique_across_files(tmp_path: Path) -> None:
     table = """\
         [[linear]]
@@ -146,12 +154,12 @@ def test_several_files_report_together(tmp_path: Path) -> None:
     broken = write(tmp_path, "[[linear]]\nname = \n", "broken.toml")
     found = mistakes([broken, tmp_path / "absent.toml"], ["q=5376"], ["sm_89"])
     assert [line.split(":")[0] for line in found] == [
-        str(broken),
-        str(tmp_path / "absent.toml"),
-        "--linear q=5376",
         "--arch",
+        "--linear q=5376",
+        str(tmp_path / "absent.toml"),
+        str(broken),
     ]
-    assert found[0].startswith(f"{broken}:2: not TOML")
+    assert found[-1].startswith(f"{broken}:2: not TOML")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +183,11 @@ def test_one_mistake(tmp_path: Path, text: str, place: int, what: str) -> None:
     (line,) = mistakes([file])
     assert line.startswith(f"{file}:{place}: ")
     assert what in line
+
+
+def test_padding_remedy_is_large_enough() -> None:
+    (line,) = mistakes(linears=["a=100x8"])
+    assert "pad the weight, here to 128" in line
 
 
 def test_key_lines() -> None:
