@@ -9,7 +9,7 @@ PY := .venv/bin/python
 CUBINS := runtime/cubins
 CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/driver/*.c)
 
-.PHONY: demo test lint format cubins wheels verify-wheels check-dsl-4.6.2 bench gpu-test clean
+.PHONY: demo test lint format cubins wheels verify-wheels machine-code check-dsl-4.6.2 bench gpu-test clean
 
 demo: cubins
 	$(PY) -m ringfp4.demo
@@ -37,6 +37,10 @@ wheels: .venv/installed
 
 verify-wheels: .venv/installed
 	TORCH=$(TORCH) wheels/verify.sh $(PY) $(VERIFY)
+
+# After a change to a kernel, docs/machine_code.md has to say what it says now.
+machine-code: cubins
+	$(PY) -m ringfp4.build_cubins.machine_code $(CUBINS) --out docs/machine_code.md
 
 # The builder also works with the DSL of NVIDIA's DGX Spark image.
 check-dsl-4.6.2: build/import_root/ringfp4
