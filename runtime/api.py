@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ringfp4.errors import RingFP4Error, UnservedError
+from ringfp4.errors import UnservedError
 from ringfp4.runtime import _core, checks, devices, reference, streams, trace
 from ringfp4.runtime.lanes import PlanCache, Ring
 from ringfp4.runtime.weight import Nvfp4Weight
@@ -76,7 +76,7 @@ def ring_linear(
             _fall_back(fallback, x, w, scale, scale_rule, bias, out)
     else:
         checks.weight_memory(w)
-        out.copy_(reference.linear(x.reshape(m, w.k), _originals(w), scale, scale_rule, bias).view(out.shape))
+        out.copy_(reference.linear(x.reshape(m, w.k), _Originals(w), scale, scale_rule, bias).view(out.shape))
     return out
 
 
@@ -96,34 +96,16 @@ def launch(
     ordinal: int = x.device.index
     loaded = devices.artifacts(ordinal)
     stream = streams.current(ordinal)
-    capturing = loaded.context.capturing(stream)
-    lane: PlanCache
-    if ring is None:
-        lane = default = loaded.lane(stream)
-    else:
-        lane = ring
+    lane: PlanCache = loaded.lane(stream) if ring is None else ring
     plan = lane.plans.get((w.n, w.k, m, schedule)) or lane.plan(w.n, w.k, m, schedule)
-
+    core = lane.ring_for(plan, loaded.context.capturing(stream))
     slots = state = None
-    core: _core.Ring | None
-    if ring is not None:
-        core = ring.core
-    elif capturing:
-        # The graph's own memory: it lives as long as the graph and is shared with no other.
-        core, state = None, torch.zeros(_core.STATE_BYTES, dtype=torch.uint8, device=x.device)
-    else:
-        core = default.ring(plan.capacity_rows * plan.row_bytes)
-    if plan.capacity_rows == 0 or core is None:
+    if core is None:  # in a capture: the graph's own memory lives as long as the graph
+        state = torch.zeros(_core.STATE_BYTES, dtype=torch.uint8, device=x.device)
+    if core is None or plan.capacity_rows == 0:
         slots = torch.empty(plan.slot_bytes(m), dtype=torch.uint8, device=x.device)
-
-    if plan.repack is None:
-        qdata, block_scale = w.qdata, w.block_scale
-        if qdata is None or block_scale is None:
-            qdata, block_scale = w.originals()
-        weight, weight_scales = qdata.data_ptr(), block_scale.data_ptr()
-    else:
-        weight, weight_scales = _prepared(w, capturing).data_ptr(), 0
-    tensor_scale = w.tensor_scale.data_ptr()
+    data, block_scale = w.operands_for(plan)
+    weight, tensor_scale = data.data_ptr(), w.tensor_scale.data_ptr()
     if not (weight and tensor_scale):
         checks.weight_memory(w)
     with trace.span("ringfp4.linear"):
@@ -136,7 +118,7 @@ def launch(
             x.data_ptr(),
             0 if scale is None else scale.data_ptr(),
             weight,
-            weight_scales,
+            0 if block_scale is None else block_scale.data_ptr(),
             tensor_scale,
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
@@ -146,28 +128,12 @@ def launch(
         )
 
 
-def _prepared(w: Nvfp4Weight, capturing: bool) -> torch.Tensor:
-    if w.prepared is None:
-        if capturing:
-            raise RingFP4Error(
-                "this weight has not been prepared for the device and a CUDA graph is being captured",
-                remedy="call weight.prepare() before the capture",
-            )
-        w.prepare()
-    assert w.prepared is not None
-    return w.prepared
-
-
 class _Originals:
     """The weight as the reference reads it."""
 
     def __init__(self, w: Nvfp4Weight) -> None:
         self.qdata, self.block_scale = w.originals()
         self.tensor_scale = w.tensor_scale
-
-
-def _originals(w: Nvfp4Weight) -> _Originals:
-    return _Originals(w)
 
 
 def _fall_back(
@@ -181,7 +147,7 @@ def _fall_back(
 ) -> None:
     matrix = x.reshape(-1, w.k)
     if fallback == "reference":
-        out.copy_(reference.linear(matrix, _originals(w), scale, scale_rule, bias).view(out.shape))
+        out.copy_(reference.linear(matrix, _Originals(w), scale, scale_rule, bias).view(out.shape))
         return
     blocks = w.k // reference.BLOCK
     scale = reference.tensor_scale(x, scale_rule) if scale is None else scale

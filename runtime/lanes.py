@@ -45,6 +45,10 @@ class PlanCache:
     def forget(self) -> None:
         self.plans.clear()
 
+    def ring_for(self, plan: Plan, capturing: bool) -> _core.Ring | None:
+        """The ring a call uses now; None if it has to bring memory of its own."""
+        raise NotImplementedError
+
 
 class Lane(PlanCache):
     """The plans and the default rings of one stream. Rings are kept: a pointer never changes."""
@@ -65,6 +69,9 @@ class Lane(PlanCache):
                 self._rings.append(_core.Ring(self.artifacts.context, data_bytes, self.stream, False))
                 self._rings.sort(key=lambda ring: ring.data_bytes)
             return next(ring for ring in self._rings if ring.data_bytes >= data_bytes)
+
+    def ring_for(self, plan: Plan, capturing: bool) -> _core.Ring | None:
+        return None if capturing else self.ring(plan.capacity_rows * plan.row_bytes)
 
     @property
     def ring_bytes(self) -> int:
@@ -117,6 +124,9 @@ class Ring(PlanCache):
             got=f"{self.core.data_bytes} bytes for {self.capacity_rows} rows",
             remedy="make it with a larger capacity_rows or k",
         )
+
+    def ring_for(self, plan: Plan, capturing: bool) -> _core.Ring | None:
+        return self.core  # which knows whether it may be captured
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,8 @@ class Nvfp4Weight:
     ``shape``: (N, K) where ``qdata`` has rows of padding. Raises InputError.
     """
 
+    _transient = False  # made for one call of the operator: nothing is worth preparing
+
     def __init__(
         self,
         qdata: torch.Tensor,
@@ -110,12 +112,15 @@ class Nvfp4Weight:
         return self.originals()
 
     def operands_for(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(data, block scales) in the layout of a plan's kernels, made now if need be."""
+        """(data, block scales) in the layout of a plan's kernels, made now if need be.
+
+        Raises RingError where it must not be made now: in a capture and in the operator.
+        """
         if plan.repack is None:
             return self.originals()
         if self.prepared is None:
-            self.prepare()
-        return self.operands()
+            self.prepared = self._repacked()
+        return self.prepared, None
 
     @classmethod
     def from_operands(
@@ -123,7 +128,9 @@ class Nvfp4Weight:
     ) -> Nvfp4Weight:
         """Inverse of ``operands``. Raises InputError."""
         if block_scale is not None:
-            return cls(data, block_scale, tensor_scale, (n, k))
+            weight = cls(data, block_scale, tensor_scale, (n, k))
+            weight._transient = True
+            return weight
         _require(
             "data",
             data,
@@ -142,7 +149,7 @@ class Nvfp4Weight:
 
         ``ring_linear`` does so at a weight's first call, except in a graph's capture or under
         torch.compile. The copy belongs to this object; ``keep_original=False`` gives up the
-        original tensors. Waits for the device. Raises UnservedError, DriverError.
+        original tensors. Waits for the device. Raises UnservedError, RingError, DriverError.
         """
         from ringfp4.runtime import devices
 
@@ -150,28 +157,34 @@ class Nvfp4Weight:
             return
         ordinal = self.device.index
         lane = devices.artifacts(ordinal).lane(streams.current(ordinal))
-        plan = lane.plan(self.n, self.k, 1, "auto")
-        if plan.repack is not None and self.prepared is None:
-            self._repack(plan, ordinal)
+        if lane.plan(self.n, self.k, 1, "auto").repack is not None and self.prepared is None:
+            self.prepared = self._repacked()
         if self.prepared is not None and not keep_original:
             self.qdata = self.block_scale = None
 
-    def _repack(self, plan: Plan, ordinal: int) -> None:
+    def _repacked(self) -> torch.Tensor:
+        """The weight in the Hopper layout (hopper_layout.py), complete when this returns."""
         from ringfp4.runtime import devices
 
+        ordinal = self.device.index
+        loaded, stream = devices.artifacts(ordinal), streams.current(ordinal)
+        if self._transient or loaded.context.capturing(stream):
+            raise RingError(
+                "this weight is not in the layout that the device's kernels read",
+                remedy="call weight.prepare() before a graph's capture, torch.compile or operands()",
+            )
         qdata, block_scale = self.originals()
-        single = devices.artifacts(ordinal).single("repack", self.n, self.k)
         packed = torch.empty(hopper_bytes(self.n, self.k), dtype=torch.uint8, device=self.device)
-        single.sequence.run(
+        loaded.single("repack", self.n, self.k).sequence.run(
             None,
-            streams.current(ordinal),
+            stream,
             m=self.n,
             w=qdata.data_ptr(),
             w_sf=block_scale.data_ptr(),
             packed=packed.data_ptr(),
         )
         torch.cuda.current_stream(self.device).synchronize()  # any stream may use it from now on
-        self.prepared = packed
+        return packed
 
 
 def _require(
