@@ -47,6 +47,7 @@ except ImportError:
 
 ROLES = {"qkv": (5376, 21504), "attn_out": (7168, 5376), "fc1": (5376, 28672), "fc2": (14336, 5376)}  # K, N
 ROWS = (1, 16, 128, 512, 946, 2048, 8192, 37_810)
+SPEEDS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3)  # marked in the plot
 SCHEDULES = ("prepacked", "ring", "fused")
 CUBLAS, COMFY, CALIBRATED = "cuBLAS BF16", "Comfy", "calibrated"
 # The contract's bound (docs/numerics.md): rounding to BF16, and FP32 sums in any order.
@@ -288,10 +289,14 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> None:
         )
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlabel="rows M", title=f"{role}: {rows[0].k} -> {rows[0].n}")
+        axis.set_xticks([r.m for r in rows], [str(r.m) for r in rows], rotation=60, fontsize=7)
+        axis.set_yticks(SPEEDS, [f"{speed:g}" for speed in SPEEDS])
+        axis.minorticks_off()
     axes[0][0].set_ylabel("speed relative to cuBLAS BF16")
-    axes[0][-1].legend(fontsize=7)
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=7)
     figure.suptitle(title, fontsize=8)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     temporary = path.with_name(f".{path.name}.tmp.png")
     figure.savefig(temporary, dpi=150)
     pyplot.close(figure)

@@ -6,9 +6,9 @@ consumer warpgroup (layout: runtime/hopper_layout.py). A consumer thread holds t
 while the tensor cores read one, it unpacks the weights of the next K step into the other.
 
 Every product is exact: the unpacked weight is e2m1 * e4m3 * 2^-8 in BF16, because E2M1 bits put
-into a BF16 pattern mean value * 2^-126, and the block scale's largest power of two that still is
-a BF16 number is 2^126. ``WEIGHT_FACTOR`` undoes it in the epilogue. It changes no rounding: all
-addends of a sum, and the sum, are scaled by the same power of two, far from both ends of FP32.
+into a BF16 pattern mean value * 2^-126 and the block scale becomes e4m3 * 2^118, which leaves room
+for 448 and NaN. ``WEIGHT_FACTOR`` undoes it in the epilogue. It changes no rounding: all addends of
+a sum, and the sum, are scaled by the same power of two, far from both ends of FP32.
 """
 
 import cutlass
