@@ -128,7 +128,9 @@ class HopperGemmConfig(KernelConfig):
 
     @property
     def smem_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16) + self.staging_bytes
+        """Stages with their barriers and the staged output; in units of 1 KiB (swizzle atoms)."""
+        used = self.stages * (self.stage_bytes + 16) + self.staging_bytes
+        return ceil_div(used, 1024) * 1024
 
     @property
     def grid(self) -> Grid:

@@ -57,7 +57,13 @@ def _kernels() -> dict[str, Kernel]:
         "ring_gemm": RingGemmConfig.for_linear(n, k, group=1),
     }
     hopper_n, hopper_k = 384, 256
-    gemms = {f"hopper {g.tile_m}x{g.tile_n}": g for g in HopperGemmConfig.variants(hopper_n, hopper_k)}
+    # One of each number of consumers and of CTAs a multiprocessor, and an odd number of 8 rows.
+    shapes = {(208, 2, 1), (232, 2, 1), (128, 3, 1), (64, 1, 2), (16, 1, 4)}
+    gemms = {
+        f"hopper {g.tile_m}x{g.tile_n}": g
+        for g in HopperGemmConfig.variants(hopper_n, hopper_k)
+        if (g.tile_m, g.consumers, g.ctas_per_sm) in shapes
+    }
     sm_90a: dict[str, KernelConfig] = {
         "hopper pack": PackConfig(k=hopper_k, output="bf16"),
         "hopper repack": HopperRepackConfig(k=hopper_k),
@@ -240,22 +246,30 @@ def runtime_launch(fake: FakeDriver, folder: Path, name: str, m: int) -> Launch:
     )
 
 
-def with_extents_of(launch: Launch, other: Launch) -> Launch:
-    """``launch`` with the extents of ``other``'s tensor maps, which must not exceed its own."""
+def within(launch: Launch, other: Launch, spare_smem: int) -> Launch:
+    """``launch`` with the extents and shared memory of ``other``.
+
+    Extents must not exceed ``launch``'s, shared memory may be up to ``spare_smem`` bytes more.
+    """
     params = []
     for mine, theirs in zip(launch.params, other.params, strict=True):
         if isinstance(mine, TensorMap) and isinstance(theirs, TensorMap):
             assert all(a >= b for a, b in zip(mine.dims, theirs.dims, strict=True))
             mine = replace(mine, dims=theirs.dims)
         params.append(mine)
-    return replace(launch, params=tuple(params))
+    assert launch.smem <= other.smem <= launch.smem + spare_smem
+    return replace(launch, smem=other.smem, params=tuple(params))
 
 
 @pytest.mark.parametrize("m", ROWS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_runtime_launches_what_the_dsl_would(fake: FakeDriver, tmp_path: Path, name: str, m: int) -> None:
     dsl, runtime = dsl_launch(name, m), runtime_launch(fake, tmp_path, name, m)
-    assert runtime == (with_extents_of(dsl, runtime) if KERNELS[name].arch == "sm_90a" else dsl)
+    if KERNELS[name].arch == "sm_90a":
+        # Tiles of an odd number of 8 rows: the configuration counts 8 rows of the last stage and of
+        # the last staged strip that the DSL leaves out, each of 128 bytes.
+        dsl = within(dsl, runtime, spare_smem=2048 if "232" in name else 0)
+    assert runtime == dsl
     for param, value in zip(KERNELS[name].config.params(), runtime.params, strict=True):
         named = value.buffer if isinstance(value, TensorMap) else value
         assert param.kind in ("i32", "i64") or named == param.name
