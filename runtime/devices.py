@@ -19,7 +19,14 @@ from ringfp4.runtime import _core, tuning
 from ringfp4.runtime.choose_tile import Tile, choose_tile
 from ringfp4.runtime.lanes import Lane
 from ringfp4.runtime.manifest import ARCHS, FILE_NAME, KernelEntry, Manifest, read_all
-from ringfp4.runtime.plan import KernelTable, Plan, build, fixed_slots, useful_archs
+from ringfp4.runtime.plan import (
+    DEFAULT_CAPACITY_ROWS,
+    KernelTable,
+    Plan,
+    build,
+    fixed_slots,
+    useful_archs,
+)
 
 DeviceLike = int | str | torch.device | None
 PathLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
@@ -81,6 +88,8 @@ class Artifacts:
         preferred = ""
         if schedule == "auto" and (rows := self.preferences.get((n, k))):
             _, schedule, preferred = next((row for row in rows if row[0] >= m), rows[-1])
+        short = m <= min(capacity_rows, DEFAULT_CAPACITY_ROWS)
+        schedule, _ = self.table.resolve(schedule, n, k, short)
 
         def choose(name: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
             for entry in variants:

@@ -39,7 +39,10 @@ SCHEDULES = {
     "ring": Recipe(reduce=("absmax",), each_chunk=("pack", "gemm")),
     "fused": Recipe(whole=("ring_gemm",)),
 }
-AUTO = ("fused", "ring")  # the first one that the artefacts have
+# What "auto" means untuned: the first one that the artefacts have. A single chunk of at most the
+# default capacity is faster unfused (measured on an H200: docs/ring.md).
+AUTO = ("fused", "ring")
+AUTO_SHORT = ("ring", "fused")
 # One kernel by itself, for tests and benchmarks (lowlevel.py) and for preparing weights.
 SINGLE = {kind: Recipe(whole=(kind,)) for kind in ("absmax", "pack", "gemm", "repack")}
 RECIPES = SCHEDULES | SINGLE
@@ -110,9 +113,12 @@ class KernelTable:
                 return arch
         return None
 
-    def resolve(self, schedule: str, n: int, k: int) -> tuple[str, str]:
-        """(schedule, architecture) that serve a linear. Raises UnservedError."""
-        names = AUTO if schedule == "auto" else (schedule,)
+    def resolve(self, schedule: str, n: int, k: int, short: bool = False) -> tuple[str, str]:
+        """(schedule, architecture) that serve a linear; ``short``: it is one chunk at most.
+
+        Raises UnservedError.
+        """
+        names = (AUTO_SHORT if short else AUTO) if schedule == "auto" else (schedule,)
         for arch in self.archs:
             for name in names:
                 if all(self.find(arch, kind, n, k) for kind in RECIPES[name].kinds):

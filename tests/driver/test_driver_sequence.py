@@ -10,12 +10,14 @@ import pytest
 import torch
 from driver_harness import FakeDriver, linear_configs, write_folder
 from ringfp4.dsl.config.gemm import GemmConfig
+from ringfp4.dsl.config.hopper import HopperGemmConfig, HopperRepackConfig
+from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.errors import InputError, RingError, UnservedError
-from ringfp4.runtime import Ring, _core, api, devices
+from ringfp4.runtime import Nvfp4Weight, Ring, _core, api, devices
 
 N, K, M = 256, 128, 300
-X, Y, W, W_SF, W_SCALE, SCALE = (i << 40 for i in range(1, 7))  # far apart
+X, Y, W, W_SF, W_SCALE, SCALE, PREPARED = (i << 40 for i in range(1, 8))  # far apart
 STREAM = 0x77
 
 
@@ -111,8 +113,7 @@ def test_a_given_scale_replaces_the_reduction(fake: FakeDriver, folder: Path) ->
 def test_fused_is_one_cooperative_launch(fake: FakeDriver, folder: Path) -> None:
     devices.load(0, folder)
     lane = devices.artifacts(0).lane(STREAM)
-    plan = lane.plan(N, 256, M, "auto")
-    assert plan.schedule == "fused"
+    plan = lane.plan(N, 256, M, "fused")
     assert plan.capacity_rows == RingGemmConfig.for_linear(N, 256, group=1).ring_rows
     ring = lane.ring(plan.slot_bytes(M))
     for scale, rule in ((0, 1), (SCALE, -1)):
@@ -229,8 +230,17 @@ def test_a_ring_that_is_too_small_is_refused(fake: FakeDriver, folder: Path) -> 
 def test_auto_prefers_chunks_where_the_ring_is_too_small_to_fuse(fake: FakeDriver, tmp_path: Path) -> None:
     fused = RingGemmConfig.for_linear(N, 256, group=2)
     devices.load(0, write_folder(tmp_path, [*linear_configs(N, 256), fused]))
-    assert Ring(capacity_rows=128, k=256, device=0).plan(N, 256, M, "auto").schedule == "ring"
-    assert Ring(capacity_rows=512, k=256, device=0).plan(N, 256, M, "auto").schedule == "fused"
+    assert Ring(capacity_rows=128, k=256, device=0).plan(N, 256, 600, "auto").schedule == "ring"
+    assert Ring(capacity_rows=512, k=256, device=0).plan(N, 256, 600, "auto").schedule == "fused"
+
+
+def test_auto_fuses_what_is_more_than_one_chunk(fake: FakeDriver, folder: Path, tmp_path: Path) -> None:
+    devices.load(0, [folder, write_folder(tmp_path / "more", linear_configs(N, 256))])
+    lane = devices.artifacts(0).lane(STREAM)
+    chosen = {m: lane.plan(N, 256, m, "auto").schedule for m in (1, 2048, 2049, 100_000)}
+    assert chosen == {1: "ring", 2048: "ring", 2049: "fused", 100_000: "fused"}
+    # Of several chunks of an own ring, too, the kernel that needs no more slots is taken.
+    assert Ring(4096, 256, 0).plan(N, 256, 3000, "auto").schedule == "fused"
 
 
 def test_the_largest_fused_kernel_that_fits_the_ring_is_taken(fake: FakeDriver, tmp_path: Path) -> None:
@@ -364,20 +374,53 @@ def test_threads_sharing_a_ring_do_not_interleave_their_launches(fake: FakeDrive
         assert len({launch["stream"] for launch in launches[first : first + 7]}) == 1
 
 
-def test_api_hands_over_the_pointers_of_its_tensors(fake: FakeDriver, folder: Path) -> None:
-    """``api.launch`` on stand-ins for CUDA tensors, which a machine without a GPU cannot make."""
-    devices.load(0, folder)
+class Stand:
+    """A stand-in for a CUDA tensor, which a machine without a GPU cannot make."""
+
     device = SimpleNamespace(type="cuda", index=0)
 
-    def tensor(pointer: int) -> SimpleNamespace:
-        return SimpleNamespace(device=device, data_ptr=lambda: pointer)
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
 
-    weight = SimpleNamespace(
-        n=N, k=K, qdata=tensor(W), block_scale=tensor(W_SF), tensor_scale=tensor(W_SCALE), prepared=None
-    )
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
+def weight_of(**changes: object) -> Nvfp4Weight:
+    weight = Nvfp4Weight.__new__(Nvfp4Weight)
+    weight.n, weight.k, weight.device = N, K, Stand.device
+    weight.qdata, weight.block_scale, weight.tensor_scale = Stand(W), Stand(W_SF), Stand(W_SCALE)
+    weight.prepared = None
+    for name, value in changes.items():
+        setattr(weight, name, value)
+    return weight
+
+
+def test_api_hands_over_the_pointers_of_its_tensors(fake: FakeDriver, folder: Path) -> None:
+    devices.load(0, folder)
     fake.log()
-    api.launch(tensor(X), M, K, weight, None, "bf16", tensor(0x70000), tensor(Y), None, "ring")
+    api.launch(Stand(X), M, K, weight_of(), None, "bf16", Stand(0x70000), Stand(Y), None, "ring")
     launches = fake.launches()
     assert launches[0]["params"].startswith(f"{X:#x},{K:#x},{M},1,")
     assert launches[-1]["params"].endswith(f",{W_SCALE:#x},0x70000,{M}")
     assert f"map:{W:#x}" in launches[-1]["params"]
+
+
+def test_sm_90a_reads_its_own_weight_layout(fake: FakeDriver, tmp_path: Path) -> None:
+    fake.set_capability(9, 0)
+    gemm = HopperGemmConfig.variants(N, K)[0]
+    configs = [AbsmaxConfig(k=K), PackConfig(k=K, output="bf16"), gemm, HopperRepackConfig(k=K)]
+    devices.load(0, write_folder(tmp_path, configs, "sm_90a"))
+    ring = Ring(128, K, 0)
+    assert ring.core.data_bytes == 128 * K * 2  # decoded values, BF16
+    fake.log()
+    call = (Stand(X), M, K)
+    rest = (None, "fp32", None, Stand(Y), ring, "ring")
+    with pytest.raises(RingError, match=r"weight.prepare\(\)"):
+        api.launch(*call, weight_of(_transient=True), *rest)
+    assert fake.launches() == []
+    api.launch(*call, weight_of(prepared=Stand(PREPARED)), *rest)
+    launches = fake.launches()
+    assert len(launches) == 7
+    assert launches[2]["params"].startswith(f"{PREPARED:#x},map:{ring.core.data:#x}")
+    assert not any(hex(W) in launch["params"] for launch in launches)
