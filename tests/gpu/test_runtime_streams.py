@@ -130,7 +130,7 @@ def test_device_memory_is_the_ring_and_little_else(case: Case) -> None:
     """At 37,810 rows: nothing of the size of the packed activation is ever allocated."""
     m = 37_810
     x, out = case.x(m), torch.empty(m, case.n, dtype=torch.bfloat16, device="cuda")
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream(priority=-1)  # of another pool: no earlier test gave it a ring
     torch.cuda.synchronize()
     before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
     torch.cuda.reset_peak_memory_stats()
