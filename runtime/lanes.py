@@ -32,15 +32,19 @@ class PlanCache:
         self._by_kernels: dict[tuple[object, ...], Plan] = {}
 
     def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
-        """Raises UnservedError."""
+        """Raises UnservedError, and RingError if a caller's ring is too small."""
         plan = self.plans.get((n, k, m, schedule))
         if plan is None:
-            plan = self.artifacts.plan(schedule, n, k, m, self.capacity_rows)
-            same = self._by_kernels.setdefault((plan.schedule, *(id(e) for e in plan.kernels)), plan)
+            plan = self._fitting(n, k, m, schedule)
+            plan = self._by_kernels.setdefault((plan.schedule, *map(id, plan.kernels)), plan)
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            self.plans[n, k, m, schedule] = plan = same
+            self.plans[n, k, m, schedule] = plan
         return plan
+
+    def _fitting(self, n: int, k: int, m: int, schedule: str) -> Plan:
+        """A new plan whose slots there is room for."""
+        return self.artifacts.plan(schedule, n, k, m, self.capacity_rows)
 
     def forget(self) -> None:
         self.plans.clear()
@@ -83,8 +87,8 @@ class Ring(PlanCache):
     """Device memory that packed activations pass through, owned by the caller.
 
     ``capacity_rows``: a multiple of 128. ``k``: the largest K that it will serve, default the
-    largest that is loaded. ``device``: as for ``load``. The memory is allocated
-    here and freed when the object goes; the host waits for it in both.
+    largest that is loaded. ``device``: as for ``load``. The memory is allocated here and freed when
+    the object goes; the host waits for the device in both.
 
     One stream at a time uses a ring: a call on another stream waits, on the device, for the last
     one. A ring that was used in a CUDA graph's capture belongs to that graph and is refused
@@ -111,13 +115,12 @@ class Ring(PlanCache):
         self.device = ordinal
         self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal), True)
 
-    def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
-        """Raises UnservedError, and RingError if the ring is too small."""
-        plan = super().plan(n, k, m, schedule)
+    def _fitting(self, n: int, k: int, m: int, schedule: str) -> Plan:
+        plan = super()._fitting(n, k, m, schedule)
         if plan.capacity_rows * plan.row_bytes <= self.core.data_bytes:
             return plan
         if schedule == "auto" and plan.schedule == "fused":  # which has slots of its own choice
-            return self.plan(n, k, m, "ring")
+            return self._fitting(n, k, m, "ring")
         raise RingError(
             "the ring is too small",
             expected=f"{plan.capacity_rows} rows of {plan.row_bytes} bytes",
