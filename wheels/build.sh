@@ -5,7 +5,6 @@ cd "$(dirname "$0")/.."
 source wheels/common.sh
 dev_python=$1
 python=$(find_python 3.12) # the oldest that the stable ABI cp312 can be built with
-cubins=$PWD/build/wheels/cubins
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
 if ! command -v aarch64-linux-gnu-g++ >/dev/null; then
@@ -15,15 +14,20 @@ fi
 [[ -z $(git status --porcelain) ]] || echo "warning: the tree has changes that no commit describes" >&2
 rm -rf build/wheels wheels/*.whl wheels/*.tar.gz
 
-say "cubins, once for both wheels"
-"$dev_python" -m ringfp4.build_cubins --shapes shapes/h3.toml --arch sm_121a sm_120f --out "$cubins"
+# What is compiled for the first folder is taken from the builder's cache for the second.
+build_cubins() { # build_cubins MACHINE ARCH...
+  say "cubins for $1"
+  "$dev_python" -m ringfp4.build_cubins --shapes shapes/h3.toml --arch "${@:2}" --out "build/wheels/cubins-$1"
+}
+build_cubins aarch64 sm_121a sm_120f
+build_cubins x86_64 sm_121a sm_120f sm_90a
 
 build_wheel() { # build_wheel MACHINE [option...]
   say "wheel for $1"
   "$python" -m pip wheel --quiet --no-deps --wheel-dir wheels . \
     "-Cbuild-dir=build/wheels/$1" \
     "-Cwheel.tags=cp312-abi3-manylinux_2_34_$1" \
-    "-Ccmake.define.RINGFP4_CUBINS=$cubins" \
+    "-Ccmake.define.RINGFP4_CUBINS=$PWD/build/wheels/cubins-$1" \
     "${@:2}"
 }
 build_wheel x86_64

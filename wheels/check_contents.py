@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 CUBINS = "ringfp4/runtime/cubins/"
-SHIPPED_ARCHS = {"sm_121a", "sm_120f"}
+# By the machine at the end of a wheel's name. The twin is for tests and never shipped.
+SHIPPED_ARCHS = {"x86_64": {"sm_121a", "sm_120f", "sm_90a"}, "aarch64": {"sm_121a", "sm_120f"}}
 NEEDED = {
     "ringfp4/__init__.py",
     "ringfp4/__main__.py",
@@ -28,12 +29,12 @@ NVIDIA_NOTICE = re.compile(rb"Copyright.{0,40}NVIDIA|SPDX-License-Identifier: Li
 MAX_BYTES = 8 * 2**20
 
 
-def artefact_problems(wheel: zipfile.ZipFile) -> list[str]:
-    """Every disagreement between the manifest and the cubins beside it."""
+def artefact_problems(wheel: zipfile.ZipFile, shipped: set[str]) -> list[str]:
+    """Every disagreement between the manifest, the cubins beside it, and what is to be shipped."""
     kernels = json.loads(wheel.read(CUBINS + "manifest.json"))["kernels"]
     problems = []
-    if (archs := {kernel["arch"] for kernel in kernels}) != SHIPPED_ARCHS:
-        problems.append(f"artefacts for {sorted(archs)}, expected {sorted(SHIPPED_ARCHS)}")
+    if (archs := {kernel["arch"] for kernel in kernels}) != shipped:
+        problems.append(f"artefacts for {sorted(archs)}, expected {sorted(shipped)}")
     listed = {CUBINS + kernel["file"]: kernel["sha256"] for kernel in kernels}
     present = {name for name in wheel.namelist() if name.startswith(CUBINS) and name.endswith(".cubin")}
     problems += [f"{name} is in the manifest or the wheel, but not in both" for name in present ^ set(listed)]
@@ -54,15 +55,27 @@ def wheel_problems(path: Path) -> list[str]:
             if name.endswith(".py") and NVIDIA_NOTICE.search(wheel.read(name))
         ]
         if CUBINS + "manifest.json" in names:
-            problems += artefact_problems(wheel)
+            shipped = next((a for machine, a in SHIPPED_ARCHS.items() if path.stem.endswith(machine)), set())
+            problems += artefact_problems(wheel, shipped)
     if path.stat().st_size > MAX_BYTES:
         problems.append(f"{path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
     return problems
 
 
-def artefacts(path: Path) -> dict[str, bytes]:
+def cubins(path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as wheel:
-        return {name: wheel.read(name) for name in wheel.namelist() if name.startswith(CUBINS)}
+        return {name: wheel.read(name) for name in wheel.namelist() if name.endswith(".cubin")}
+
+
+def differing(wheels: list[Path]) -> list[str]:
+    """Cubins that two wheels have under one name, but not with the same bytes."""
+    first: dict[str, bytes] = {}
+    return [
+        f"{name} differs between wheels"
+        for path in wheels
+        for name, image in cubins(path).items()
+        if first.setdefault(name, image) != image
+    ]
 
 
 def main(folder: Path) -> int:
@@ -75,9 +88,9 @@ def main(folder: Path) -> int:
         failed |= bool(problems)
         verdict = "; ".join(problems) or "contents as they should be"
         print(f"{path.name}: {path.stat().st_size:,} bytes, {verdict}")
-    if len({tuple(sorted(artefacts(path).items())) for path in wheels}) > 1:
+    for problem in differing(wheels):
         failed = True
-        print("the wheels do not carry the same artefacts")
+        print(problem)
     return failed
 
 

@@ -53,11 +53,11 @@ rebuild() {
   )
 }
 
-# same_cubins NAME: a build from the sdist gives the bytes that the wheels carry.
+# same_cubins NAME: a build from the sdist gives the bytes that the wheel carries.
 same_cubins() {
   local installed
   installed=$(echo "$verify/$1"/lib/python3.*/site-packages/ringfp4/runtime/cubins)
-  diff -r "$installed" build/wheels/cubins && echo "$1: the same cubins as in the wheels"
+  diff -r "$installed" build/wheels/cubins-x86_64 && echo "$1: the same cubins as in the wheel"
 }
 
 say "sdist on Python 3.11"
