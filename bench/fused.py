@@ -156,12 +156,18 @@ def measure_traffic(argv: list[str], role: str, m: int, name: str) -> Traffic:
         )
     except FileNotFoundError as error:
         raise DriverError("--traffic needs ncu", remedy="install Nsight Compute") from error
-    table = io.StringIO("\n".join(line for line in done.stdout.splitlines() if line.startswith('"')))
+    traffic = traffic_in(done.stdout)
+    if not traffic.read:
+        raise DriverError("ncu counted nothing", remedy=(done.stdout + done.stderr).strip()[-400:])
+    return traffic
+
+
+def traffic_in(report: str) -> Traffic:
+    """The sums over all kernels in what ``ncu --csv`` printed."""
+    table = io.StringIO("\n".join(line for line in report.splitlines() if line.startswith('"')))
     total = {READ: 0.0, WRITTEN: 0.0}
     for line in csv.DictReader(table):
         total[line["Metric Name"]] += (
             float(line["Metric Value"].replace(",", "")) * BYTES[line["Metric Unit"]]
         )
-    if not total[READ]:
-        raise DriverError("ncu counted nothing", remedy=(done.stdout + done.stderr).strip()[-400:])
     return Traffic(total[READ], total[WRITTEN])
