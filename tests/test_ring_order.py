@@ -153,10 +153,17 @@ class Cta:
 
     def loader(self) -> Iterator[Step]:
         for tile, _ in self.tiles():
-            for chunk in range(self.order.k_chunks):
-                if self.launch.fault != "no acquire":
-                    ready = self.order.ready_index(self.order.slot(tile), chunk)
-                    yield self.sim.at_least(ready, self.order.ready_target(tile))
+            chunks = [
+                self.sim.at_least(
+                    self.order.ready_index(self.order.slot(tile), chunk), self.order.ready_target(tile)
+                )
+                for chunk in range(self.order.k_chunks)
+            ]
+            complete = all(ready() for ready in chunks)
+            yield None
+            for chunk, ready in enumerate(chunks):
+                if not complete and self.launch.fault != "no acquire":
+                    yield ready
                 load = self.issued
                 yield (
                     lambda load=load: (
