@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from ringfp4.errors import UnservedError
 from ringfp4.runtime import _core, checks, devices, reference, streams, trace
 from ringfp4.runtime.lanes import PlanCache, Ring
 from ringfp4.runtime.weight import Nvfp4Weight
+
+log = logging.getLogger("ringfp4")
 
 _RULES = {name: code for code, name in enumerate(reference.SCALE_RULES)}
 
@@ -145,6 +149,7 @@ def _fall_back(
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
+    log.info("no artefact serves N = %d, K = %d on %s: falling back to %s", w.n, w.k, x.device, fallback)
     matrix = x.reshape(-1, w.k)
     if fallback == "reference":
         out.copy_(reference.linear(matrix, _Originals(w), scale, scale_rule, bias).view(out.shape))

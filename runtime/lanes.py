@@ -8,6 +8,7 @@ private memory instead (api.py), so that graphs can replay at the same time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, TILE_ROWS, Plan, slot_ro
 
 if TYPE_CHECKING:
     from ringfp4.runtime.devices import Artifacts, DeviceLike
+
+log = logging.getLogger("ringfp4")
 
 _MOST_PLANS = 4096  # of one lane; forgotten all at once, since they are cheap to make again
 
@@ -70,6 +73,7 @@ class Lane(PlanCache):
                 return ring
         with self._lock:
             if not self._rings or self._rings[-1].data_bytes < data_bytes:
+                log.debug("ring of %d bytes for stream %#x", data_bytes, self.stream)
                 self._rings.append(_core.Ring(self.artifacts.context, data_bytes, self.stream, False))
                 self._rings.sort(key=lambda ring: ring.data_bytes)
             return next(ring for ring in self._rings if ring.data_bytes >= data_bytes)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ringfp4 import runtime
 from ringfp4.errors import InputError
-from ringfp4.runtime import reference
+from ringfp4.runtime import api, reference
 
 N, K = 40, 96
 
@@ -75,6 +75,21 @@ def test_comfys_weight() -> None:
         assert torch.equal(runtime.ring_linear(x, w), runtime.ring_linear(x, ours))
     with pytest.raises(InputError, match="transposed"):
         runtime.Nvfp4Weight.from_comfy(qt.t())
+
+
+@pytest.mark.parametrize("fallback", ["reference", "dequantise"])
+def test_fallbacks_compute_the_same_linear(weight: runtime.Nvfp4Weight, fallback: str) -> None:
+    """They run on a CUDA device that no artefact serves; the arithmetic is PyTorch's on any device."""
+    x, bias = activation(2, 5, K), activation(N)
+    for scale in (None, torch.tensor(0.002)):
+        out = torch.empty(2, 5, N, dtype=torch.bfloat16)
+        api._fall_back(fallback, x, weight, scale, "fp32", bias, out)
+        exact = runtime.ring_linear(x, weight, scale=scale, bias=bias)
+        if fallback == "reference":
+            assert torch.equal(out, exact)
+        else:  # the sum is rounded to BF16 before alpha, and again after
+            acc = (exact.float() - bias.float()).abs()
+            assert bool(((out.float() - exact.float()).abs() <= 2**-8 * (acc + 2 * exact.abs())).all())
 
 
 def test_weight_to_a_device(weight: runtime.Nvfp4Weight) -> None:

@@ -289,6 +289,15 @@ def test_the_interpreter_exits_quietly_with_everything_alive(fake: FakeDriver, f
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
+def test_a_leak_would_be_reported(fake: FakeDriver, folder: Path) -> None:
+    """The test above can fail: one reference too many, and stderr is not empty."""
+    body = """
+    import ctypes
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(ring))
+    """
+    assert "nanobind: leaked" in in_process(body, fake, folder).stderr
+
+
 def test_ten_thousand_calls_leak_nothing(fake: FakeDriver, folder: Path) -> None:
     nothing = fake.live()
     devices.load(0, folder)

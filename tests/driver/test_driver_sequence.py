@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from ringfp4.dsl.config.hopper import HopperGemmConfig, HopperRepackConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.errors import InputError, RingError, UnservedError
-from ringfp4.runtime import Nvfp4Weight, Ring, _core, api, devices
+from ringfp4.runtime import Nvfp4Weight, Ring, _core, api, devices, set_nvtx
 
 N, K, M = 256, 128, 300
 X, Y, W, W_SF, W_SCALE, SCALE, PREPARED = (i << 40 for i in range(1, 8))  # far apart
@@ -408,6 +409,23 @@ def test_api_hands_over_the_pointers_of_its_tensors(fake: FakeDriver, folder: Pa
     assert launches[0]["params"].startswith(f"{X:#x},{K:#x},{M},1,")
     assert launches[-1]["params"].endswith(f",{W_SCALE:#x},0x70000,{M}")
     assert f"map:{W:#x}" in launches[-1]["params"]
+
+
+def test_nvtx_marks_calls_only_if_switched_on(
+    fake: FakeDriver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: nullcontext(marks.append(name)))
+    devices.load(0, folder)
+    call = (Stand(X), M, K, weight_of(), None, "fp32", None, Stand(Y), None, "ring")
+    api.launch(*call)
+    assert marks == []
+    set_nvtx(True)
+    try:
+        api.launch(*call)
+    finally:
+        set_nvtx(False)
+    assert marks == ["ringfp4.linear"]
 
 
 def test_sm_90a_reads_its_own_weight_layout(fake: FakeDriver, tmp_path: Path) -> None:
