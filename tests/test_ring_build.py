@@ -10,8 +10,10 @@ import pytest
 from ringfp4.build_cubins.checks import refusal
 from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.job import Job
+from ringfp4.build_cubins.sass import count
 from ringfp4.dsl.config import HOPPER_RINGS, RING_GROUPS, Linear, plan
 from ringfp4.dsl.config.base import KernelConfig
+from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingFields, RingGemmConfig
 from ringfp4.errors import ConfigError
 
@@ -21,6 +23,7 @@ JOBS = [
     Job(RingGemmConfig.for_linear(5376, 7168, group=1), "twin"),
     Job(HopperRingGemmConfig.for_linear(5376, 7168, *HOPPER_RINGS[0]), "sm_90a"),
 ]
+UNFUSED = Job(GemmConfig.with_tile(21504, 5376), "sm_121a")
 needs_dsl = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs the build extra (the DSL)"
 )
@@ -79,7 +82,7 @@ def test_hopper_refuses_two_ctas_for_each_multiprocessor() -> None:
 
 @pytest.fixture(scope="module")
 def built() -> dict[Job, Built]:
-    results, failures = Compiler(cache=None, threads=2).run(JOBS)
+    results, failures = Compiler(cache=None, threads=2).run([*JOBS, UNFUSED])
     assert not failures
     return results
 
@@ -101,6 +104,14 @@ def test_the_ring_is_loaded_by_its_map(built: dict[Job, Built], job: Job) -> Non
     ranks = sorted(len(p.dims) for name, p in maps.items() if name != "y")
     assert sorted(map(int, loads)) == sorted(ranks * (len(loads) // len(ranks)))  # the loop may be unrolled
     assert maps["q"].dims[-1] == config.ring_rows
+
+
+@needs_dsl
+def test_a_k_step_costs_what_it_costs_unfused(built: dict[Job, Built]) -> None:
+    fused, unfused = (built[job].sass.main_loop() for job in (JOBS[0], UNFUSED))
+    assert fused.total() <= 1.1 * unfused.total()  # some moves between registers
+    for opcode in (r"OMMA\b", r"LDSM\b", r"LDS\b", r"SYNCS\b"):
+        assert count(fused, opcode) == count(unfused, opcode)
 
 
 EVENTS = {
