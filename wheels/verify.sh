@@ -53,17 +53,18 @@ rebuild() {
   )
 }
 
-# same_cubins NAME: a build from the sdist gives the bytes that the wheel carries.
-same_cubins() {
-  local installed
+# from_sdist NAME [pip argument...]: builds, compiling every kernel again, and compares the cubins.
+from_sdist() {
+  local python=$verify/$1/bin/python installed
+  PIP_CACHE_DIR=$("$python" -m pip cache dir) XDG_CACHE_HOME=$verify/cache-$1 \
+    "$python" -m pip install --quiet "${@:2}" wheels/ringfp4-*.tar.gz
   installed=$(echo "$verify/$1"/lib/python3.*/site-packages/ringfp4/runtime/cubins)
   diff -r "$installed" build/wheels/cubins-x86_64 && echo "$1: the same cubins as in the wheel"
 }
 
 say "sdist on Python 3.11"
 fresh_venv sdist-3.11 3.11
-"$verify/sdist-3.11/bin/python" -m pip install --quiet "${TORCH:-torch}" wheels/ringfp4-*.tar.gz
-same_cubins sdist-3.11
+from_sdist sdist-3.11 "${TORCH:-torch}"
 smoke sdist-3.11
 rebuild sdist-3.11
 
@@ -78,8 +79,7 @@ rebuild wheel-3.12
 for version in 3.12 3.13; do
   say "sdist on Python $version"
   fresh_venv "sdist-$version" "$version"
-  "$verify/sdist-$version/bin/python" -m pip install --quiet --no-deps wheels/ringfp4-*.tar.gz
-  same_cubins "sdist-$version"
+  from_sdist "sdist-$version" --no-deps
 done
 
 wheels/arm64.sh "$dev_python"
