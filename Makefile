@@ -9,13 +9,16 @@ PY := .venv/bin/python
 CUBINS := runtime/cubins
 # What `make demo` and `make bench` build; on a Hopper: make demo ARCHS=sm_90a
 ARCHS ?= sm_121a sm_120f
-# What `make gpu-test` builds and tests; on a Hopper: GPU_ARCH=twin, which proves the sm_12x kernels
+# What `make gpu-test` builds and tests; on a Hopper: GPU_ARCH=twin, which proves the sm_12x kernels, and
+# GPU_ARCH=sm_90a. The sm_90a kernels do not take every small shape.
 GPU_ARCH ?= sm_120f
-GPU_SHAPES := shapes/h3.toml shapes/minilm.toml tests/gpu/shapes.toml
-GPU_CUBINS := build/gpu-test/$(GPU_ARCH)
+GPU_SHAPES_sm_90a := tests/gpu/hopper_shapes.toml
+GPU_SHAPES := shapes/h3.toml shapes/minilm.toml $(or $(GPU_SHAPES_$(GPU_ARCH)),tests/gpu/shapes.toml)
+GPU_DIR := build/gpu-test/$(GPU_ARCH)
 CXX_FILES := $(wildcard runtime/src/*.cpp runtime/src/*.h tests/driver/*.c)
 
-.PHONY: demo test lint format cubins wheels verify-wheels machine-code check-dsl-4.6.2 bench gpu-test clean
+.PHONY: demo test lint format cubins wheels verify-wheels machine-code check-dsl-4.6.2 bench \
+  gpu-artifacts gpu-test sanitize clean
 
 demo: cubins
 	$(PY) -m ringfp4.demo
@@ -57,9 +60,19 @@ check-dsl-4.6.2: build/import_root/ringfp4
 bench: cubins
 	$(PY) -m bench
 
-gpu-test: .venv/installed
-	$(PY) -m ringfp4.build_cubins --shapes $(GPU_SHAPES) --arch $(GPU_ARCH) --out $(GPU_CUBINS)
-	$(PY) -m pytest -m gpu tests/gpu --cubins $(GPU_CUBINS) --arch $(GPU_ARCH)
+# What the GPU tests read. Needs no GPU, so it can be made elsewhere.
+gpu-artifacts: .venv/installed
+	$(PY) -m ringfp4.build_cubins --shapes $(GPU_SHAPES) --arch $(GPU_ARCH) --out $(GPU_DIR)/cubins
+	$(PY) tests/gpu/fused_variants.py --arch $(GPU_ARCH) --out $(GPU_DIR)/fused
+	$(if $(filter twin,$(GPU_ARCH)),$(PY) tests/gpu/mutants.py $(GPU_DIR)/mutants)
+	$(PY) tests/minilm.py $(GPU_DIR)/minilm.safetensors
+
+gpu-test: gpu-artifacts
+	$(PY) -m pytest -m gpu tests/gpu --arch $(GPU_ARCH) --cubins $(GPU_DIR)/cubins --cubins $(GPU_DIR)/fused \
+	  $(if $(filter twin,$(GPU_ARCH)),--mutants $(GPU_DIR)/mutants) --captures $(GPU_DIR)/minilm.safetensors
+
+sanitize: gpu-artifacts
+	$(PY) tests/gpu/sanitize.py --cubins $(GPU_DIR)/cubins --arch $(GPU_ARCH)
 
 clean:
 	rm -rf .venv build $(CUBINS)
