@@ -207,6 +207,8 @@ def test_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A test run in the background may have been told to ignore it, and processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr
     assert "[1/" in process.stderr.readline()  # one kernel is done, others are being compiled
