@@ -80,9 +80,15 @@ def inputs_needed(bytes_each: int, device: torch.device, at_most: int = 64) -> i
     return max(1, min(at_most, -(-4 * l2 // max(bytes_each, 1))))
 
 
-def time_all(runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int = 2) -> dict[str, Timing]:
-    """Time each of ``runs`` on inputs 0 .. inputs - 1, all of them once a round."""
-    replays = {name: _captured(run, inputs) for name, run in runs.items()}
+def time_all(
+    runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int = 2, eager: bool = False
+) -> dict[str, Timing]:
+    """Time each of ``runs`` on inputs 0 .. inputs - 1, all of them once a round.
+
+    As a CUDA graph's replay, or, if ``eager``, called from Python: what a caller without graphs sees,
+    host time included where the device has to wait for it.
+    """
+    replays = {name: _repeated(run, inputs, eager) for name, run in runs.items()}
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(warm_ups + rounds):
@@ -107,11 +113,11 @@ def _timing(milliseconds: list[float]) -> Timing:
     return Timing(statistics.median(milliseconds), min(milliseconds), max(milliseconds))
 
 
-def _captured(run: Run, inputs: int) -> tuple[Callable[[], object], int]:
-    """A graph's replay that calls ``run`` on every input, and how many calls it makes.
+def _repeated(run: Run, inputs: int, eager: bool) -> tuple[Callable[[], object], int]:
+    """Something that calls ``run`` on every input, if possible a graph's replay, and how many calls it makes.
 
     Inputs are gone through again until a replay is so long that launching it costs next to nothing.
-    If ``run`` cannot be captured (a peer that synchronises) it is called from Python instead.
+    If ``run`` cannot be captured (a peer that synchronises) it is called from Python all the same.
     """
 
     def each() -> None:
@@ -125,6 +131,8 @@ def _captured(run: Run, inputs: int) -> tuple[Callable[[], object], int]:
         for _ in range(repeats):
             each()
 
+    if eager:
+        return all_calls, repeats * inputs
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):

@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
     add_common_options(parser)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--eager", action="store_true", help="time calls from Python, not graph replays")
     parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
     parser.add_argument("--plot", type=Path, help="draw speed over M into this PNG file")
     args = parser.parse_args(argv)
@@ -107,11 +108,7 @@ def main(argv: list[str]) -> int:
     load_cubins(args)
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)  # it warns at every call that falls back
     ceilings = measure_ceilings(device)
-    results = [
-        result
-        for role in args.roles
-        for result in measure_role(role, args.rows, device, ceilings, args.rounds)
-    ]
+    results = [result for role in args.roles for result in measure_role(role, args, device, ceilings)]
     title = describe(device, ceilings)
     header, lines = table(results)
     print_table(title, header, lines)
@@ -133,11 +130,11 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 
 
 def measure_role(
-    role: str, rows: Sequence[int], device: torch.device, ceilings: Ceilings, rounds: int
+    role: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings
 ) -> list[Result]:
     k, n = ROLES[role]
     weights = Weights(n, k, device)
-    return [measure(role, m, weights, device, ceilings, rounds) for m in rows]
+    return [measure(role, m, weights, device, ceilings, args.rounds, args.eager) for m in args.rows]
 
 
 class Weights:
@@ -158,7 +155,7 @@ class Weights:
 
 
 def measure(
-    role: str, m: int, weights: Weights, device: torch.device, ceilings: Ceilings, rounds: int
+    role: str, m: int, weights: Weights, device: torch.device, ceilings: Ceilings, rounds: int, eager: bool
 ) -> Result:
     """Check, then time every contestant at one shape."""
     n, k = weights.n, weights.k
@@ -181,7 +178,7 @@ def measure(
     )
     if QuantizedTensor is not None:
         runs[COMFY] = lambda i: functional.linear(comfy_tensor(x[i]), weights.comfy[i])
-    timings = time_all(runs, count, rounds)
+    timings = time_all(runs, count, rounds, eager=eager)
     return Result(role, m, k, n, ceilings.milliseconds(m, n, k), timings)
 
 
