@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)  # it warns at every call that falls back
     ceilings = measure_ceilings(device)
     results = [result for role in args.roles for result in measure_role(role, args, device, ceilings)]
-    title = describe(device, ceilings)
+    title = describe(device, ceilings) + ("; called from Python" if args.eager else "")
     header, lines = table(results)
     print_table(title, header, lines)
     if args.json:
