@@ -26,8 +26,7 @@ def activation(x: torch.Tensor, k: int) -> tuple[int, int]:
     shape = x.shape
     if not shape or shape[-1] != k:
         raise InputError("x has the wrong shape", expected=f"[..., {k}]", got=str(list(shape)))
-    if x.requires_grad and torch.is_grad_enabled():
-        raise InputError("x requires a gradient", remedy="this linear has none: use torch.no_grad()")
+    no_gradient("x", x)
     if x.is_contiguous():
         rows, stride = x.numel() // k, k
     elif len(shape) == 2 and x.stride(1) == 1:
@@ -51,6 +50,12 @@ def activation(x: torch.Tensor, k: int) -> tuple[int, int]:
     return rows, stride
 
 
+def no_gradient(name: str, tensor: torch.Tensor) -> None:
+    """Raise InputError if autograd would record what is done with the tensor."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InputError(f"{name} requires a gradient", remedy="this linear has none: use torch.no_grad()")
+
+
 def address(name: str, tensor: torch.Tensor) -> None:
     """Raise InputError unless the tensor has aligned memory."""
     pointer = tensor.data_ptr()
@@ -67,7 +72,7 @@ def address(name: str, tensor: torch.Tensor) -> None:
 
 def options(schedule: str, scale_rule: str, fallback: str | None) -> None:
     """Raise InputError for an unknown name."""
-    if schedule != "auto" and schedule not in SCHEDULES:
+    if schedule not in ("auto", *SCHEDULES):
         raise InputError("unknown schedule", expected=" or ".join(("auto", *SCHEDULES)), got=repr(schedule))
     if scale_rule not in SCALE_RULES:
         raise InputError("unknown scale_rule", expected=" or ".join(SCALE_RULES), got=repr(scale_rule))
@@ -114,6 +119,7 @@ def scale(value: torch.Tensor, device: torch.device) -> None:
         raise InputError("unusable scale", expected="torch.float32, one element", got=got)
     if value.device != device:
         raise InputError("scale is elsewhere", expected=str(device), got=str(value.device))
+    no_gradient("scale", value)
     if value.data_ptr() == 0:
         raise InputError("scale has no memory", expected="a tensor that holds data", got="address 0")
     if device.type == "cpu" and not value.item() >= 0:
@@ -131,6 +137,7 @@ def bias(value: torch.Tensor, n: int, device: torch.device) -> None:
         raise InputError("bias is elsewhere", expected=str(device), got=str(value.device))
     if value.stride(0) != 1:
         raise InputError("bias is not contiguous", expected="stride 1", got=str(value.stride(0)))
+    no_gradient("bias", value)
     address("bias", value)
 
 
@@ -146,8 +153,7 @@ def output(out: torch.Tensor, x: torch.Tensor, rows: int, x_stride: int, n: int)
         raise InputError("out is elsewhere", expected=str(x.device), got=str(out.device))
     if not out.is_contiguous():
         raise InputError("out is not contiguous", got=f"strides {list(out.stride())}")
-    if out.requires_grad and torch.is_grad_enabled():
-        raise InputError("out requires a gradient", remedy="use torch.no_grad()")
+    no_gradient("out", out)
     if not rows:
         return
     address("out", out)

@@ -29,7 +29,7 @@ class Nvfp4Weight:
         tensor_scale: torch.Tensor,
         shape: tuple[int, int] | None = None,
     ) -> None:
-        _require("qdata", qdata, (torch.uint8,), qdata.dim() == 2, "uint8 [N, K/2]")
+        _require("qdata", qdata, (torch.uint8,), "uint8 [N, K/2]", dims=2)
         self.n, self.k = shape or (qdata.shape[0], 2 * qdata.shape[1])
         if self.n % 8 or self.k % 32 or self.n <= 0 or self.k <= 0:
             raise InputError(
@@ -42,20 +42,16 @@ class Nvfp4Weight:
                 got=str(list(qdata.shape)),
             )
         scales = round_up(self.n, 128) * round_up(self.k // 16, 4)
-        _require(
-            "block_scale",
-            block_scale,
-            (torch.float8_e4m3fn, torch.uint8),
-            block_scale.numel() == scales,
-            f"float8_e4m3fn, {scales} elements",
-        )
-        _require("tensor_scale", tensor_scale, (torch.float32,), tensor_scale.numel() == 1, "one float32")
-        for name, tensor in (("block_scale", block_scale), ("tensor_scale", tensor_scale)):
-            if tensor.device != qdata.device:
-                raise InputError(f"{name} is elsewhere", expected=str(qdata.device), got=str(tensor.device))
+        dtypes = (torch.float8_e4m3fn, torch.uint8)
+        _require("block_scale", block_scale, dtypes, f"float8_e4m3fn, {scales} elements", numel=scales)
+        if block_scale.device != qdata.device:
+            raise InputError(
+                "block_scale is elsewhere", expected=str(qdata.device), got=str(block_scale.device)
+            )
+        _require_scale(tensor_scale, qdata.device)
         self.qdata: torch.Tensor | None = qdata[: self.n]
         self.block_scale: torch.Tensor | None = block_scale.view(torch.uint8)
-        self.tensor_scale = tensor_scale
+        self.tensor_scale = tensor_scale.detach()
         self.device = qdata.device
         self.prepared: torch.Tensor | None = None
 
@@ -81,21 +77,31 @@ class Nvfp4Weight:
 
     @classmethod
     def from_bf16(cls, weight: torch.Tensor, scale_rule: str = "fp32") -> Nvfp4Weight:
-        """Quantise BF16 [N, K] on the device it is on, by the contract's quantiser. Raises InputError."""
-        if weight.dim() != 2 or weight.dtype is not torch.bfloat16:
+        """Quantise BF16 [N, K] on the device it is on, by the contract's quantiser. Raises InputError.
+
+        A parameter may be passed: what is made from it has no gradient and does not keep it alive.
+        """
+        if not isinstance(weight, torch.Tensor):
+            raise InputError("weight is not a tensor", expected="BF16 [N, K]", got=type(weight).__name__)
+        if weight.dim() != 2 or weight.dtype is not torch.bfloat16 or weight.numel() == 0:
             got = f"{weight.dtype} {list(weight.shape)}"
             raise InputError("unusable weight", expected="torch.bfloat16 [N, K]", got=got)
+        weight = weight.detach()
         scale = reference.tensor_scale(weight, scale_rule)
         return cls(*reference.quantise(weight.contiguous(), scale), scale)
 
     def to(self, device: torch.device | str | int) -> Nvfp4Weight:
         """The same weight on another device; self if it is there. Raises RingError without originals."""
-        qdata, block_scale = self.originals()
-        if torch.device(device) == self.device:
+        tensor_scale = self.tensor_scale.to(device)
+        if tensor_scale.device == self.device:  # "cuda" may be this weight's "cuda:0"
             return self
-        return Nvfp4Weight(
-            qdata.to(device), block_scale.to(device), self.tensor_scale.to(device), (self.n, self.k)
-        )
+        qdata, block_scale = self.originals()
+        return Nvfp4Weight(qdata.to(device), block_scale.to(device), tensor_scale, (self.n, self.k))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """``torch.load(map_location=...)`` puts the tensors elsewhere than they were saved."""
+        self.__dict__.update(state)
+        self.device = self.tensor_scale.device
 
     def originals(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(qdata, block_scale). Raises RingError after ``prepare(keep_original=False)``."""
@@ -131,13 +137,9 @@ class Nvfp4Weight:
             weight = cls(data, block_scale, tensor_scale, (n, k))
             weight._transient = True
             return weight
-        _require(
-            "data",
-            data,
-            (torch.uint8,),
-            data.numel() == hopper_bytes(n, k),
-            f"uint8 [{hopper_bytes(n, k)}]",
-        )
+        size = hopper_bytes(n, k)
+        _require("data", data, (torch.uint8,), f"uint8 [{size}]", numel=size)
+        _require_scale(tensor_scale, data.device)
         weight = cls.__new__(cls)
         weight.n, weight.k, weight.device = n, k, data.device
         weight.qdata = weight.block_scale = None
@@ -187,9 +189,24 @@ class Nvfp4Weight:
         return packed
 
 
+def _require_scale(tensor_scale: torch.Tensor, device: torch.device) -> None:
+    _require("tensor_scale", tensor_scale, (torch.float32,), "one float32", numel=1)
+    if tensor_scale.device != device:
+        raise InputError("tensor_scale is elsewhere", expected=str(device), got=str(tensor_scale.device))
+
+
 def _require(
-    name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], fits: bool, expected: str
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    expected: str,
+    *,
+    dims: int | None = None,
+    numel: int | None = None,
 ) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is not a tensor", expected=expected, got=type(tensor).__name__)
+    fits = dims in (None, tensor.dim()) and numel in (None, tensor.numel())
     if tensor.dtype not in dtypes or not fits:
         raise InputError(f"unusable {name}", expected=expected, got=f"{tensor.dtype} {list(tensor.shape)}")
     if not tensor.is_contiguous():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from ringfp4 import runtime
 from ringfp4.errors import InputError
 from ringfp4.runtime import api, reference
+from ringfp4.runtime.hopper_layout import hopper_bytes
 
 N, K = 40, 96
 
@@ -94,8 +97,30 @@ def test_fallbacks_compute_the_same_linear(weight: runtime.Nvfp4Weight, fallback
 
 def test_weight_to_a_device(weight: runtime.Nvfp4Weight) -> None:
     assert weight.to("cpu") is weight
+    assert weight.to("cpu:0") is weight  # as "cuda" may be "cuda:0"
     moved = weight.to("meta")
     assert (moved.n, moved.k, moved.device.type) == (N, K, "meta")
+
+
+def test_a_weight_made_from_parameters_has_no_gradient() -> None:
+    x, bf16 = activation(3, K), torch.nn.Parameter(activation(N, K))
+    weight = runtime.Nvfp4Weight.from_bf16(bf16)
+    qdata, block_scale = weight.originals()
+    again = runtime.Nvfp4Weight(qdata, block_scale, torch.nn.Parameter(weight.tensor_scale))
+    for w in (weight, again):
+        assert not w.tensor_scale.requires_grad
+        assert not runtime.ring_linear(x, w).requires_grad
+
+
+def test_a_weight_is_copied_and_saved(weight: runtime.Nvfp4Weight) -> None:
+    """A loaded one is where its tensors are, not where they were."""
+    x, file = activation(3, K), io.BytesIO()
+    assert torch.equal(runtime.ring_linear(x, copy.deepcopy(weight)), runtime.ring_linear(x, weight))
+    torch.save(weight, file)
+    for device in ("cpu", "meta"):
+        file.seek(0)
+        loaded = torch.load(file, map_location=device, weights_only=False)
+        assert loaded.device.type == loaded.qdata.device.type == device
 
 
 def test_compile_of_ring_linear(weight: runtime.Nvfp4Weight) -> None:
@@ -152,6 +177,11 @@ def test_operator_checks_its_arguments(weight: runtime.Nvfp4Weight) -> None:
         torch.ops.ringfp4.linear(x, data, scales, scale, N, None, "fp32", None, "quick")
     with pytest.raises(InputError, match="does not hold the weight"):
         torch.ops.ringfp4.linear(x[:, :64], data, scales, scale, N, None, "fp32", None, "auto")
+    prepared = torch.zeros(hopper_bytes(64, 128), dtype=torch.uint8)
+    with pytest.raises(InputError, match=r"unusable tensor_scale.*float64"):
+        torch.ops.ringfp4.linear(
+            activation(3, 128), prepared, None, scale.double(), 64, None, "fp32", None, "auto"
+        )
 
 
 def in_process(script: str) -> str:

@@ -80,6 +80,11 @@ BAD: dict[str, tuple[Callable[[], Arguments], str]] = {
     "x expired": (lambda: {"x": expired(torch.zeros(M, K, dtype=BF16))}, "x has no memory"),
     "x meta": (lambda: {"x": torch.zeros(M, K, dtype=BF16, device="meta")}, "unusable device.*got meta"),
     "x gradient": (lambda: {"x": torch.zeros(M, K, dtype=BF16, requires_grad=True)}, "requires a gradient"),
+    "scale gradient": (lambda: {"scale": torch.nn.Parameter(torch.ones(()))}, "scale requires a gradient"),
+    "bias gradient": (
+        lambda: {"bias": torch.nn.Parameter(torch.ones(N, dtype=BF16))},
+        "bias requires a grad",
+    ),
     "w tensor": (lambda: {"w": torch.zeros(N, K)}, "w is not a weight.*Nvfp4Weight.*got Tensor"),
     "w K": (lambda: {"w": weight(N, 2 * K)}, r"wrong shape.*\[\.\.\., 128\]"),
     "w device": (lambda: {"w": elsewhere(weight())}, "different devices.*expected cpu.*got cuda:0"),
@@ -113,6 +118,7 @@ BAD: dict[str, tuple[Callable[[], Arguments], str]] = {
     "ring number": (lambda: {"ring": 2048}, "ring is not a ring.*runtime.Ring.*got int"),
     "ring elsewhere": (lambda: {"ring": on_gpu()}, "ring is elsewhere.*expected cpu; got cuda:0"),
     "schedule": (lambda: {"schedule": "fast"}, "unknown schedule.*prepacked.*got 'fast'"),
+    "schedule list": (lambda: {"schedule": []}, r"unknown schedule.*got \[\]"),
     "schedule kind": (lambda: {"schedule": "absmax"}, "unknown schedule"),
     "scale_rule": (lambda: {"scale_rule": "fp16"}, "unknown scale_rule.*fp32 or bf16.*got 'fp16'"),
     "fallback": (lambda: {"fallback": "cublas"}, "unknown fallback.*'dequantise'.*got 'cublas'"),
@@ -146,6 +152,8 @@ def test_no_rows_give_an_empty_result(shape: tuple[int, ...]) -> None:
 
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[Arguments], Arguments], str]] = {
+    "qdata list": (lambda w: {"qdata": [1]}, "qdata is not a tensor.*got list"),
+    "tensor scale number": (lambda w: {"tensor_scale": 1.0}, "tensor_scale is not a tensor.*got float"),
     "qdata dtype": (lambda w: {"qdata": w["qdata"].float()}, "unusable qdata"),
     "qdata rank": (lambda w: {"qdata": w["qdata"].flatten()}, "unusable qdata"),
     "qdata strided": (lambda w: {"qdata": w["qdata"].repeat(1, 2)[:, ::2]}, "qdata is not contiguous"),
@@ -172,9 +180,17 @@ def test_bad_weight(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [torch.zeros(8, 32), torch.zeros(8, dtype=BF16), torch.zeros(8, 24, dtype=BF16)]
+    "bad",
+    [
+        [[0.0] * 32] * 8,
+        torch.zeros(8, 32),
+        torch.zeros(8, dtype=BF16),
+        torch.zeros(8, 24, dtype=BF16),
+        torch.zeros(8, 0, dtype=BF16),
+        torch.zeros(0, 32, dtype=BF16),
+    ],
 )
-def test_bad_bf16_weight(bad: torch.Tensor) -> None:
+def test_bad_bf16_weight(bad: Any) -> None:
     with pytest.raises(InputError):
         Nvfp4Weight.from_bf16(bad)
 
