@@ -96,7 +96,10 @@ def launch(
     ring: Ring | None,
     schedule: str,
 ) -> None:
-    """Launch one linear on checked CUDA tensors. Raises UnservedError, RingError, DriverError."""
+    """Launch one linear on checked CUDA tensors.
+
+    Raises UnservedError, RingError, InputError (more rows than kernels can address), DriverError.
+    """
     ordinal: int = x.device.index
     loaded = devices.artifacts(ordinal)
     stream = streams.current(ordinal)

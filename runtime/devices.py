@@ -84,7 +84,14 @@ class Artifacts:
             lane.forget()
 
     def plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
-        """Raises UnservedError or RingError."""
+        """Raises UnservedError or RingError, and InputError for more rows than kernels can address."""
+        plan = self._plan(schedule, n, k, m, capacity_rows)
+        if schedule == "auto" and not plan.can_pack(m):  # tuned for fewer rows
+            plan = self._plan("ring", n, k, m, capacity_rows)
+        plan.check_rows(m)
+        return plan
+
+    def _plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
         preferred = ""
         if schedule == "auto" and (rows := self.preferences.get((n, k))):
             _, schedule, preferred = next((row for row in rows if row[0] >= m), rows[-1])

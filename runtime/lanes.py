@@ -35,7 +35,7 @@ class PlanCache:
         self._by_kernels: dict[tuple[object, ...], Plan] = {}
 
     def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
-        """Raises UnservedError, and RingError if a caller's ring is too small."""
+        """Raises UnservedError, RingError if a caller's ring is too small, InputError for too many rows."""
         plan = self.plans.get((n, k, m, schedule))
         if plan is None:
             plan = self._fitting(n, k, m, schedule)

@@ -50,6 +50,7 @@ def pack(
     on sm_90a the decoded values, BF16 [M padded to 128, K], and None.
     """
     plan, m, stride, current = _prepare("pack", x, 0)
+    plan.check_rows(m)
     checks.scale(scale, x.device)
     if slots is None:
         slots = torch.empty(plan.slot_bytes(m), dtype=torch.uint8, device=x.device)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ringfp4.errors import RingError, UnservedError
+from ringfp4.errors import InputError, RingError, UnservedError
 from ringfp4.runtime import _core
 from ringfp4.runtime.manifest import KernelEntry
 
 TILE_ROWS = 128  # rows of a tile of swizzled block scales: a ring holds whole ones
 DEFAULT_CAPACITY_ROWS = 2048
+# The kernels address what they pack by a signed 32-bit number of words of 4 bytes.
+MOST_PACKED_BYTES = 4 << 31
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,25 @@ class Plan:
 
     def slot_bytes(self, m: int) -> int:
         return (self.capacity_rows or round_up(m, TILE_ROWS)) * self.row_bytes
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that can be packed at a time."""
+        return MOST_PACKED_BYTES // slot_row_bytes(self.arch, self.kernels[-1].k)[0]
+
+    def can_pack(self, m: int) -> bool:
+        """Whether x may have ``m`` rows: so many as are packed at a time are within reach."""
+        return min(m, self.capacity_rows or m) <= self.most_rows
+
+    def check_rows(self, m: int) -> None:
+        """Raise InputError unless x may have ``m`` rows."""
+        if not self.can_pack(m):
+            raise InputError(
+                f"too many rows of K = {self.kernels[-1].k} are packed at a time",
+                expected=f"at most {self.most_rows}",
+                got=f"{min(m, self.capacity_rows or m)} (schedule '{self.schedule}')",
+                remedy="use schedule='fused', or schedule='ring' with a smaller ring",
+            )
 
 
 Choose = Callable[[str, tuple[KernelEntry, ...]], KernelEntry]

@@ -134,6 +134,29 @@ def test_rows_beyond_int32_bytes_are_addressed(fake: FakeDriver, folder: Path) -
     assert last["params"].split(",")[0] == hex(X + 19 * 2048 * stride * 2)
 
 
+@pytest.mark.parametrize(("arch", "most"), [("sm_121a", 1 << 27), ("sm_90a", 1 << 25)])
+def test_rows_beyond_the_reach_of_kernels_are_refused(
+    fake: FakeDriver, tmp_path: Path, arch: str, most: int
+) -> None:
+    """m * (bytes of a packed row) <= 2^33: the kernels count words of 4 bytes in signed 32 bits."""
+    fake.set_capability(*((9, 0) if arch == "sm_90a" else (12, 1)))
+    gemm = HopperGemmConfig.variants(N, K)[0] if arch == "sm_90a" else GemmConfig.with_tile(N, K)
+    packing = PackConfig(k=K, output="bf16" if arch == "sm_90a" else "packed")
+    devices.load(0, write_folder(tmp_path / "cubins", [AbsmaxConfig(k=K), packing, gemm], arch))
+    loaded = devices.artifacts(0)
+    lane = loaded.lane(STREAM)
+    assert lane.plan(N, K, most, "prepacked").schedule == "prepacked"
+    with pytest.raises(InputError, match=rf"K = {K}.*at most {most}; got {most + 1}.*schedule='ring'"):
+        lane.plan(N, K, most + 1, "prepacked")
+    assert lane.plan(N, K, most + 1, "ring").schedule == "ring"
+    with pytest.raises(InputError):
+        loaded.plan("ring", N, K, most + 1, most + 128)  # a ring that large
+    # A choice that was tuned for fewer rows gives way.
+    loaded.prefer(N, K, 2048, "prepacked", gemm.name)
+    assert lane.plan(N, K, most, "auto").schedule == "prepacked"
+    assert lane.plan(N, K, most + 1, "auto").schedule == "ring"
+
+
 def test_each_stream_has_its_own_ring_and_launches(fake: FakeDriver, folder: Path) -> None:
     devices.load(0, folder)
     lanes = [devices.artifacts(0).lane(stream) for stream in (1, 2, 1)]
