@@ -7,9 +7,11 @@ own kernels, and each stream of a device its own launches and ring (lanes.py).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import torch
 from ringfp4.errors import ArtifactError, DriverError, InputError, RingFP4Error, UnservedError
 from ringfp4.runtime import _core, tuning
 from ringfp4.runtime.choose_tile import Tile, choose_tile
-from ringfp4.runtime.lanes import Lane
+from ringfp4.runtime.lanes import Lane, PlanCache
 from ringfp4.runtime.manifest import ARCHS, FILE_NAME, KernelEntry, Manifest, read_all
 from ringfp4.runtime.plan import (
     DEFAULT_CAPACITY_ROWS,
@@ -56,13 +58,15 @@ class Artifacts:
         self.device_name = device.name
         self.driver_version = driver().version
         self.folders = tuple(manifest.folder for manifest in manifests)
-        entries = [kernel for manifest in manifests for kernel in manifest.kernels]
+        kernels = [kernel for manifest in manifests for kernel in manifest.kernels]
+        entries = {(kernel.arch, kernel.name): kernel for kernel in kernels}.values()  # folders may overlap
         self.table = KernelTable(entries, useful_archs(entries, archs))
         self.context = _core.Context(device)
         self.kernels: dict[KernelEntry, _core.Kernel] = {}
         for entry in self.table.entries:
             self.kernels[entry] = load_kernel(self.context, entry)
         self.lanes: dict[int, Lane] = {}
+        self._caches: list[weakref.ref[PlanCache]] = []
         # (N, K) -> [(largest M, schedule, kernel name)], sorted; see prefer().
         self.preferences: dict[tuple[int, int], list[tuple[int, str, str]]] = {}
 
@@ -79,9 +83,18 @@ class Artifacts:
         them the one with the largest.
         """
         rows = [entry for entry in self.preferences.get((n, k), []) if entry[0] != m]
-        self.preferences[n, k] = sorted([*rows, (m, schedule, kernel)])
-        for lane in self.lanes.values():
-            lane.forget()
+        self.set_preferences(n, k, [*rows, (m, schedule, kernel)])
+
+    def set_preferences(self, n: int, k: int, rows: Sequence[tuple[int, str, str]]) -> None:
+        """All preferences of one linear, see ``prefer``. Plans that followed others are forgotten."""
+        self.preferences[n, k] = sorted(rows)
+        for reference in list(self._caches):
+            if (cache := reference()) is not None:
+                cache.forget()
+
+    def remember(self, cache: PlanCache) -> None:
+        """Have the cache forget its plans when preferences change, as long as it lives."""
+        self._caches.append(weakref.ref(cache, self._caches.remove))
 
     def plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
         """Raises UnservedError or RingError, and InputError for more rows than kernels can address."""
@@ -187,17 +200,21 @@ def load(device: DeviceLike = None, path: PathLike = None, arch: str | None = No
     Raises ArtifactError (missing, damaged or foreign folder, or one without this architecture),
     UnservedError (no kernels exist for this device), DriverError.
     """
-    ordinal = ordinal_of(device)
+    _load(ordinal_of(device), folders(path), path is None, arch)
+
+
+def _load(ordinal: int, paths: Sequence[Path], packaged: bool, arch: str | None) -> Artifacts:
+    """``load`` from folders; ``packaged``: they are this package's own."""
     with _lock:
         target = _core.Device(driver(), ordinal)
         archs = archs_for(target.capability, arch)
-        if path is None and not (PACKAGED / FILE_NAME).exists():
+        if packaged and not (PACKAGED / FILE_NAME).exists():
             raise UnservedError(
                 "this installation ships no cubins",
                 remedy=f"python -m ringfp4.build_cubins --arch {archs[0]} --out DIR, then load(path=DIR)",
             )
-        manifests = read_all(folders(path))
-        if path is None:  # the twin is for tests and is never taken by itself
+        manifests = read_all(paths)
+        if packaged:  # the twin is for tests and is never taken by itself
             archs = tuple(name for name in archs if name != "twin")
         present = {name for manifest in manifests for name in manifest.archs}
         if not present.intersection(archs):
@@ -211,15 +228,20 @@ def load(device: DeviceLike = None, path: PathLike = None, arch: str | None = No
         loaded = Artifacts(target, manifests, archs)
         tuning.apply(loaded, tuning.remembered(loaded))
         _loaded[ordinal] = loaded
-    log.info("loaded %d kernels on device %d", len(_loaded[ordinal].kernels), ordinal)
+    log.info("loaded %d kernels on device %d", len(loaded.kernels), ordinal)
+    return loaded
 
 
 def folders(path: PathLike) -> list[Path]:
+    """Raises InputError for what names no folder."""
     if path is None:
         return [PACKAGED]
-    if isinstance(path, (str, os.PathLike)):
-        return [Path(path)]
-    return [Path(item) for item in path]
+    named = [path] if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(named, Sequence) or not all(isinstance(item, (str, os.PathLike)) for item in named):
+        raise InputError("unusable path", expected="a folder or a list of folders", got=repr(path))
+    if not named:
+        raise InputError("path names no folder", remedy="leave it out for the package's own cubins")
+    return [Path(item) for item in named]
 
 
 def ordinal_of(device: DeviceLike) -> int:
@@ -228,8 +250,11 @@ def ordinal_of(device: DeviceLike) -> int:
         return current_device()
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
         return device
-    if isinstance(device, (str, torch.device)) and (found := torch.device(device)).type == "cuda":
-        return current_device() if found.index is None else found.index
+    if isinstance(device, str):
+        with contextlib.suppress(RuntimeError):  # PyTorch knows no device of that name
+            device = torch.device(device)
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return current_device() if device.index is None else device.index
     raise InputError("not a CUDA device", expected='an ordinal, "cuda:N" or torch.device', got=repr(device))
 
 
@@ -247,9 +272,7 @@ def artifacts(ordinal: int) -> Artifacts:
     if found is None:
         refuse_in_capture()
         with _lock:
-            if ordinal not in _loaded:
-                load(ordinal)
-            found = _loaded[ordinal]
+            found = _loaded.get(ordinal) or _load(ordinal, [PACKAGED], True, None)
     return found
 
 
@@ -272,10 +295,9 @@ def info() -> dict[str, object]:
     report: dict[str, object] = {"packaged": _describe_folder(PACKAGED), "devices": []}
     try:
         found = driver()
-        count = found.device_count()
+        devices = [_describe_device(_core.Device(found, i)) for i in range(found.device_count())]
     except DriverError as error:
         return report | {"driver": str(error)}
-    devices = [_describe_device(_core.Device(found, ordinal)) for ordinal in range(count)]
     return report | {"driver": f"{found.version // 1000}.{found.version % 1000 // 10}", "devices": devices}
 
 
@@ -304,7 +326,7 @@ def _describe_device(device: _core.Device) -> dict[str, object]:
     if loaded is not None:
         described["loaded"] = [str(folder) for folder in loaded.folders]
         described["serves"] = loaded.table.shipped()
-        described["rings"] = {stream: lane.ring_bytes for stream, lane in loaded.lanes.items()}
+        described["rings"] = {stream: lane.ring_bytes for stream, lane in list(loaded.lanes.items())}
         return described
     try:
         archs = archs_for(device.capability, None)

@@ -33,6 +33,7 @@ class PlanCache:
         self.plans: dict[tuple[int, int, int, str], Plan] = {}
         # M changes no launch but its sizes: plans of all M share a sequence.
         self._by_kernels: dict[tuple[object, ...], Plan] = {}
+        artifacts.remember(self)
 
     def plan(self, n: int, k: int, m: int, schedule: str) -> Plan:
         """Raises UnservedError, RingError if a caller's ring is too small, InputError for too many rows."""

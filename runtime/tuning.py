@@ -89,7 +89,7 @@ def remembered(artifacts: Artifacts) -> tuple[Choice, ...]:
 def apply(artifacts: Artifacts, choices: Sequence[Choice]) -> None:
     """Make ``auto`` follow the choices, for their linears."""
     for shape in {(choice.n, choice.k) for choice in choices}:
-        artifacts.preferences.pop(shape, None)
+        artifacts.set_preferences(*shape, [])
     for choice in choices:
         artifacts.prefer(choice.n, choice.k, choice.m, choice.schedule, choice.kernel)
 
@@ -122,7 +122,7 @@ def tune(
     """
     from ringfp4.runtime import devices
 
-    if not rows or any(not isinstance(m, int) or m < 1 for m in rows):
+    if not isinstance(rows, Sequence) or not rows or any(not isinstance(m, int) or m < 1 for m in rows):
         raise InputError("unusable rows", expected="positive integers", got=repr(rows))
     artifacts = devices.artifacts(devices.current_device() if device is None else device)
     wanted = list(shapes) if shapes is not None else list(artifacts.table.linears())
@@ -130,7 +130,7 @@ def tune(
     for n, k in wanted:
         if (n, k) not in artifacts.table.linears():
             raise UnservedError(f"nothing serves N = {n}, K = {k}", expected=artifacts.table.shipped())
-        before = artifacts.preferences.get((n, k))
+        before = artifacts.preferences.get((n, k), [])
         try:
             for m in sorted(set(rows)):
                 choices.append(_fastest(artifacts, n, k, m))
@@ -140,9 +140,7 @@ def tune(
                     )
                 )
         finally:
-            artifacts.preferences.pop((n, k), None)
-            if before is not None:
-                artifacts.preferences[n, k] = before
+            artifacts.set_preferences(n, k, before)
     apply(artifacts, choices)
     progress(f"remembered in {store(artifacts, choices)}")
     return tuple(choices)
@@ -172,8 +170,7 @@ def _fastest(artifacts: Artifacts, n: int, k: int, m: int) -> Choice:
 
         def measure(schedule: str, kernel: str, calls: int) -> float:
             """Milliseconds of one of ``calls`` calls."""
-            artifacts.preferences.pop((n, k), None)
-            artifacts.prefer(n, k, _ANY_ROWS, schedule, kernel)
+            artifacts.set_preferences(n, k, [(_ANY_ROWS, schedule, kernel)])
             ring_linear(x, weight, out=y)  # plans, and warms up
             begin.record()
             for _ in range(calls):

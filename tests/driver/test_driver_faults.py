@@ -230,6 +230,8 @@ def test_info_explains_without_raising(fake: FakeDriver, folder: Path) -> None:
     assert described[0]["loaded"] is None
     assert described[1]["loaded"] == [str(folder)]
     assert f"N={N} K={K}" in described[1]["serves"]
+    fake.fail("cuDeviceGetAttribute", 1, LAUNCH_FAILED)
+    assert "cuDeviceGetAttribute" in str(devices.info()["driver"])
 
 
 SCRIPT = """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -343,10 +345,23 @@ def test_ways_to_name_a_device(fake: FakeDriver, folder: Path, device: object) -
     assert Ring(128, K, device).device == 1
 
 
-@pytest.mark.parametrize("device", [-1, True, "cpu", 1.0, torch.device("cpu")])
+@pytest.mark.parametrize("device", [-1, True, "cpu", "nonsense", 1.0, torch.device("cpu")])
 def test_what_is_no_device(fake: FakeDriver, folder: Path, device: object) -> None:
     with pytest.raises(InputError, match="not a CUDA device"):
         devices.load(device, folder)
+
+
+@pytest.mark.parametrize("path", [5, [], [5]])
+def test_what_is_no_folder(fake: FakeDriver, path: Any) -> None:
+    with pytest.raises(InputError, match=r"unusable path|names no folder"):
+        devices.load(0, path)
+
+
+def test_kernels_of_two_folders_are_loaded_once(fake: FakeDriver, folder: Path, tmp_path: Path) -> None:
+    devices.load(0, folder)
+    alone = fake.live()["modules"]
+    devices.load(0, [folder, shutil.copytree(folder, tmp_path / "copy")])
+    assert fake.live()["modules"] == alone
 
 
 def test_many_threads_on_their_own_streams(fake: FakeDriver, folder: Path) -> None:

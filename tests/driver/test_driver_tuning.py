@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driver_harness import FakeDriver, linear_configs, write_folder
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingGemmConfig
 from ringfp4.errors import InputError, UnservedError
-from ringfp4.runtime import devices, tuning
+from ringfp4.runtime import Ring, devices, tuning
 from ringfp4.runtime.tuning import Choice
 
 N, K = 256, 256
@@ -99,8 +100,31 @@ def test_contestants_are_all_ways_once(artifacts: devices.Artifacts) -> None:
     assert many == [*few[:2], *(("ring", name) for name in gemms), *fused]
 
 
-@pytest.mark.parametrize("rows", [[], [0], [1.5]])
-def test_unusable_rows(artifacts: devices.Artifacts, rows: list[int]) -> None:
+def test_a_ring_follows_the_choices_too(artifacts: devices.Artifacts) -> None:
+    ring = Ring(512, K, 0)
+    assert ring.plan(N, K, 16, "auto").schedule == "ring"
+    tuning.apply(artifacts, CHOICES)
+    assert ring.plan(N, K, 16, "auto").schedule == "prepacked"
+
+
+def test_an_interrupt_leaves_what_auto_took_before(
+    artifacts: devices.Artifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = artifacts.lane(7)
+
+    def interrupted(_artifacts: devices.Artifacts, n: int, k: int, m: int) -> Choice:
+        artifacts.prefer(n, k, m, "fused", RINGS[1].name)
+        assert lane.plan(n, k, m, "auto").schedule == "fused"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "_fastest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(0, rows=[16])
+    assert lane.plan(N, K, 16, "auto").schedule == "ring"
+
+
+@pytest.mark.parametrize("rows", [[], [0], [1.5], 5])
+def test_unusable_rows(artifacts: devices.Artifacts, rows: Any) -> None:
     with pytest.raises(InputError, match="positive integers"):
         tuning.tune(0, rows=rows)
 
