@@ -10,6 +10,7 @@ from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.job import Job
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.errors import ConfigError
+from ringfp4.runtime.plan import MOST_PACKED_BYTES
 
 K = 5376
 JOBS = {
@@ -69,6 +70,21 @@ def test_activation_is_read_16_bytes_at_a_time(name: str, loads: int, built: dic
     assert sass.count(r"LDG\.E\.128") == loads
     # Apart from them: one number each, the maximum so far or the tensor scale.
     assert sass.count(r"LDG") == loads + 1
+
+
+@pytest.mark.parametrize("name", ["pack", "family pack", "bf16 pack"])
+def test_packed_words_are_counted_in_32_bits(name: str, built: dict[str, Built]) -> None:
+    """The runtime's limit on what is packed at a time rests on this: every store goes to a base plus
+    a signed 32-bit number of words of 4 bytes. The rows of x are addressed by 64 bits."""
+    ptx = built[name].ptx
+    stores = set(re.findall(r"st\.global\S*\s+\[(%rd\d+)", ptx))
+    assert len(stores) == (1 if name == "bf16 pack" else 2)
+    for address in stores:
+        offset = re.search(rf"add\.s64\s+{address}, %rd\d+, (%rd\d+);", ptx)
+        assert offset
+        assert re.search(rf"mul\.wide\.s32\s+{offset[1]}, %r\d+, 4;", ptx)
+    assert re.search(r"m(ul|ad)\.lo\.s64", ptx)
+    assert MOST_PACKED_BYTES == 4 * 2**31
 
 
 def test_absmax_has_several_loads_in_flight(built: dict[str, Built]) -> None:
