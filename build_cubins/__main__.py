@@ -13,7 +13,7 @@ from ringfp4.build_cubins.cache import default_cache
 from ringfp4.build_cubins.checks import PTXAS, refusal
 from ringfp4.build_cubins.compiler import Built, Compiler, raise_failed
 from ringfp4.build_cubins.job import Job, plan_jobs
-from ringfp4.build_cubins.manifest import KEEP, manifest, write_folder
+from ringfp4.build_cubins.manifest import KEEP, manifest, refuse_foreign, write_folder
 from ringfp4.build_cubins.report import Progress, built_table
 from ringfp4.build_cubins.shapes import Request, load_shapes, shipped_names
 from ringfp4.build_cubins.sources import source_hash
@@ -76,13 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sources = source_hash()
         request = load_shapes(options.shapes, options.linear, options.arch)
+        refuse_foreign(options.out)  # before minutes of compiling
         results = build(
             request, cache=options.cache, threads=options.jobs, force=options.force, ptxas=options.ptxas
         )
         if source_hash() != sources:
             raise BuildError("the sources changed during the build", remedy="run it again")
         write_folder(options.out, results, manifest(results, sources, options.ptxas), tuple(options.keep))
-    except RingFP4Error as error:
+    except (RingFP4Error, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

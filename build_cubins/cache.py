@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import threading
@@ -39,8 +40,9 @@ class Cache:
     def prune(self) -> None:
         oldest = time.time() - _DAYS * 86_400
         for file in self.folder.glob("*.json.gz"):
-            if file.stat().st_mtime < oldest:
-                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another build was faster
+                if file.stat().st_mtime < oldest:
+                    file.unlink()
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.json.gz"

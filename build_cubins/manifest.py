@@ -73,7 +73,7 @@ def write_folder(
 
     BuildError if ``out`` exists and is not an artefact folder.
     """
-    _refuse_foreign(out)
+    refuse_foreign(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         fresh, previous = Path(scratch) / "new", Path(scratch) / "old"
@@ -94,8 +94,8 @@ def write_folder(
             raise
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Replacing a folder deletes what is in it, so it must be one that this builder made."""
+def refuse_foreign(out: Path) -> None:
+    """BuildError unless ``out`` is new or one of this builder's: replacing it deletes what is in it."""
     suffixes = {".cubin", *(f".{suffix}" for suffix in KEEP)}
     if not out.exists():
         return

@@ -5,8 +5,8 @@
 
     [[linear]]
     name = "qkv"                 # the role, unique
-    k = 5376                     # input features, a multiple of 32
-    n = 21504                    # output features, a multiple of 8
+    k = 5376                     # input features, a multiple of 32, at most 262144
+    n = 21504                    # output features, a multiple of 8, at most 16777216
     tiles = ["128x128x128"]      # optional: variants to build; ringfp4.tune chooses among them
 
 Every mistake is found before anything is compiled, and all are reported at once.
@@ -31,6 +31,9 @@ DEFAULT_ARCHS = ("sm_121a", "sm_120f")
 
 _KEYS: dict[str, type] = {"name": str, "k": int, "n": int, "tiles": list}
 _DIVISORS = {"k": 32, "n": 8}
+# Kernels unroll over K, so their code and the time to compile it grow with it (a minute at this limit);
+# the runtime's reader of manifests takes no larger N for sane.
+_LARGEST = {"k": 1 << 18, "n": 1 << 24}
 _TYPES = {str: "a string", int: "an integer", list: "a list of strings", dict: "a table"}
 Where = tuple[str | int, ...]
 
@@ -142,6 +145,9 @@ class _Reader:
                 what = f"{key} = {value} is not a positive multiple of {divisor}"
                 remedy = f"pad the weight, here to {max(divisor, ceil_div(value, divisor) * divisor)}"
                 self.report(key_at.get(key, table_at), what, remedy)
+            elif value > _LARGEST[key]:
+                what = f"{key} = {value} is larger than {_LARGEST[key]}"
+                self.report(key_at.get(key, table_at), what, "split the linear")
         tiles = [self._tile(tiles_at, text) for text in values.get("tiles", ())]
         for text, times in Counter(values.get("tiles", ())).items():
             if times > 1:

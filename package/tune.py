@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.cubins or options.arch:
             runtime.load(options.device, options.cubins, options.arch)
         tune(options.device, options.linear, options.rows, lambda line: print(line, flush=True))
-    except RingFP4Error as error:
+    except (RingFP4Error, OSError) as error:
         print(f"tune: {error}", file=sys.stderr)
         return 1
     return 0

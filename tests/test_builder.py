@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,7 @@ def test_cache_forgets_what_is_not_used(tmp_path: Path) -> None:
         cache.store(key, b"content")
         os.utime(tmp_path / f"{key}.json.gz", (0, 0))
     assert cache.load("used") == b"content"
+    (tmp_path / "gone.json.gz").symlink_to("nowhere")  # listed, but another build has deleted it
     cache.prune()
     assert (cache.load("old"), cache.load("used")) == (None, b"content")
 
@@ -172,8 +174,24 @@ def test_other_peoples_folder_is_left_alone(
 ) -> None:
     (tmp_path / "thesis.tex").write_text("text")
     assert main([*SMALL, "--arch", "sm_121a", "--cache", str(first / "cache"), "--out", str(tmp_path)]) == 1
-    assert "thesis.tex" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "thesis.tex" in said
+    assert "[1/" not in said  # before anything is compiled
     assert contents(tmp_path) == {"thesis.tex": b"text"}
+
+
+@pytest.mark.parametrize("option", ["--out", "--cache"])
+def test_a_place_that_cannot_be_written_is_named(
+    first: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "folder")
+    places = {"--out": str(tmp_path / "out"), "--cache": str(first / "cache")} | {option: place}
+    arguments = [argument for pair in places.items() for argument in pair]
+    assert main(["--linear", "a=96x64", "--arch", "sm_121a", *arguments]) == 1
+    said = capfd.readouterr().err
+    assert re.search(rf"error: .*{tmp_path / 'file'}", said)
+    assert "Traceback" not in said
 
 
 def test_refused_build_keeps_the_old_folder(

@@ -173,6 +173,8 @@ def test_several_files_report_together(tmp_path: Path) -> None:
         ("[[linear]]\nname='a b'\nk=32\nn=8", 2, "name 'a b' is not a name"),
         ("[[linear]]\nname='a'\nk=0\nn=8", 3, "k = 0 is not a positive multiple"),
         ("[[linear]]\nname='a'\nk=-32\nn=8", 3, "k = -32 is not a positive multiple"),
+        ("[[linear]]\nname='a'\nk=262176\nn=8", 3, "k = 262176 is larger than 262144"),
+        ("[[linear]]\nname='a'\nk=32\nn=16777224", 4, "n = 16777224 is larger than 16777216"),
         ("[build]\narch=['sm_90']\n[[linear]]\nname='a'\nk=32\nn=8", 2, "unknown architecture 'sm_90'"),
         ("[build]\narch='sm_120f'\n[[linear]]\nname='a'\nk=32\nn=8", 2, "arch is not a list of strings"),
         ("[[linear]]\nname='a'\nk=32\nn=8\ntiles=['128x128x128','128x128x128']", 5, "stands 2 times"),
