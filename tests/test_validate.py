@@ -33,6 +33,7 @@ def gate(outcome: Outcome | Exception, *needs: str, level: int = 1) -> Gate:
         (Outcome(None), Status.NOT_APPLICABLE),
         (InputError("broken"), Status.FAILED),
         (RuntimeError("CUDA error"), Status.FAILED),
+        (IndexError("out of range"), Status.FAILED),
     ],
 )
 def test_status_of_a_gate(outcome: Outcome | Exception, status: Status) -> None:
@@ -112,6 +113,15 @@ def test_report_file_and_exit_status_without_a_gpu(
     assert {r["level"] for r in content["results"]} == set(range(1, 9))
     assert "nothing could be decided" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("ran all the same"))
+    with pytest.raises(SystemExit):
+        command.main(["--json", str(tmp_path / "nowhere" / "report.json")])
+    assert "no folder" in capsys.readouterr().err
 
 
 def test_failed_gate_gives_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

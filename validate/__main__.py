@@ -49,6 +49,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.rows < 1:
         parser.error("--rows must be positive")
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json: no folder {options.json.parent}")  # now, not after the last gate
     return options
 
 
