@@ -163,4 +163,6 @@ def _fall_back(
     qdata, block_scale = w.originals()
     a = reference.decode(q, reference.unswizzle(sf, q.shape[0], blocks)).bfloat16()  # exact
     b = reference.decode(qdata, reference.unswizzle(block_scale, w.n, blocks)).bfloat16()
-    out.copy_(reference.finish(a @ b.T, scale, w.tensor_scale, bias).view(out.shape))
+    with torch.autocast(x.device.type, enabled=False):  # to float16 the sums would overflow
+        acc = a @ b.T
+    out.copy_(reference.finish(acc, scale, w.tensor_scale, bias).view(out.shape))

@@ -95,6 +95,17 @@ def test_fallbacks_compute_the_same_linear(weight: runtime.Nvfp4Weight, fallback
             assert bool(((out.float() - exact.float()).abs() <= 2**-8 * (acc + 2 * exact.abs())).all())
 
 
+@pytest.mark.parametrize("fallback", ["reference", "dequantise"])
+def test_autocast_changes_nothing(fallback: str) -> None:
+    """Sums of 60,000 and more, which float16 does not hold."""
+    x, weight = 100 * activation(5, K), runtime.Nvfp4Weight.from_bf16(activation(N, K))
+    plain, under_autocast = (torch.empty(5, N, dtype=torch.bfloat16) for _ in range(2))
+    api._fall_back(fallback, x, weight, None, "fp32", None, plain)
+    with torch.autocast("cpu", dtype=torch.float16):
+        api._fall_back(fallback, x, weight, None, "fp32", None, under_autocast)
+    assert torch.equal(under_autocast, plain)
+
+
 def test_weight_to_a_device(weight: runtime.Nvfp4Weight) -> None:
     assert weight.to("cpu") is weight
     assert weight.to("cpu:0") is weight  # as "cuda" may be "cuda:0"
