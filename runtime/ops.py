@@ -72,10 +72,15 @@ def traced_linear(
     fallback: str | None,
     eager_only: tuple[torch.Tensor | None, Ring | None],
 ) -> torch.Tensor:
-    """``ring_linear`` inside torch.compile. ValueError for ``out`` and ``ring``."""
+    """``ring_linear`` inside torch.compile. ValueError for ``out``, ``ring`` and gradients.
+
+    It is not one of ours, since Dynamo can only trace the built-in exceptions.
+    """
     if any(option is not None for option in eager_only):
-        # Not one of ours: Dynamo can only trace the built-in exceptions.
         raise ValueError("out and ring cannot be compiled; leave them out under torch.compile")
+    recorded = any(tensor is not None and tensor.requires_grad for tensor in (x, scale, bias))
+    if recorded and torch.is_grad_enabled():  # the graph's backward would leave the gradients out
+        raise ValueError("x, scale and bias must not require a gradient; use torch.no_grad()")
     data, block_scale = w.operands()
     y: torch.Tensor = torch.ops.ringfp4.linear(
         x, data, block_scale, w.tensor_scale, w.n, scale, scale_rule, bias, schedule, fallback

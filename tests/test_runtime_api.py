@@ -154,6 +154,23 @@ def test_compile_refuses_what_it_cannot_see(weight: runtime.Nvfp4Weight) -> None
         compiled(activation(3, K), activation(3, N))
 
 
+@pytest.mark.parametrize("name", ["x", "scale", "bias"])
+def test_compile_refuses_gradients(weight: runtime.Nvfp4Weight, name: str) -> None:
+    """A compiled graph would compute y and silently no gradient."""
+
+    def block(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return runtime.ring_linear(x, weight, scale=scale, bias=bias)
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    call = {"x": activation(3, K), "scale": torch.tensor(0.01), "bias": activation(N)}
+    expected = block(**call)
+    call[name].requires_grad_()
+    with pytest.raises(Exception, match="must not require a gradient"):
+        compiled(**call)
+    with torch.no_grad():
+        assert torch.equal(compiled(**call), expected)
+
+
 class Module(torch.nn.Module):
     def __init__(self, weight: runtime.Nvfp4Weight) -> None:
         super().__init__()
