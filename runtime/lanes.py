@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ringfp4")
 
+_MOST = 1 << 31  # rows and columns: kernels count them in signed 32 bits
 _MOST_PLANS = 4096  # of one lane; forgotten all at once, since they are cheap to make again
 
 
@@ -105,14 +106,9 @@ class Ring(PlanCache):
     ) -> None:
         from ringfp4.runtime import devices, streams
 
-        if not isinstance(capacity_rows, int) or capacity_rows <= 0 or capacity_rows % TILE_ROWS:
-            raise InputError(
-                "unusable capacity_rows",
-                expected=f"a positive multiple of {TILE_ROWS}",
-                got=repr(capacity_rows),
-            )
-        if k is not None and (not isinstance(k, int) or k <= 0 or k % 32):
-            raise InputError("unusable k", expected="a positive multiple of 32", got=repr(k))
+        _require_multiple("capacity_rows", capacity_rows, TILE_ROWS)
+        if k is not None:
+            _require_multiple("k", k, 32)
         ordinal = devices.ordinal_of(device)
         artifacts = devices.artifacts(ordinal)
         super().__init__(artifacts, capacity_rows)
@@ -140,3 +136,9 @@ class Ring(PlanCache):
     def nbytes(self) -> int:
         """Device memory it holds, slots and state."""
         return self.core.bytes
+
+
+def _require_multiple(name: str, value: int, of: int) -> None:
+    if not isinstance(value, int) or not 0 < value < _MOST or value % of:
+        expected = f"a positive multiple of {of}, below 2**31"
+        raise InputError(f"unusable {name}", expected=expected, got=repr(value))

@@ -206,7 +206,15 @@ def test_not_comfys_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"capacity_rows": 100}, {"capacity_rows": 0}, {"capacity_rows": 128.0}, {"k": 48}]
+    "options",
+    [
+        {"capacity_rows": 100},
+        {"capacity_rows": 0},
+        {"capacity_rows": 128.0},
+        {"capacity_rows": 1 << 62},
+        {"k": 48},
+        {"k": 1 << 62},
+    ],
 )
 def test_bad_ring(options: Arguments) -> None:
     with pytest.raises(InputError, match="positive multiple"):
