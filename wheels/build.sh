@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds both wheels and the sdist into wheels/. Usage: wheels/build.sh PYTHON, an interpreter
-# with this package, its builder and the `wheels` extra. Same commit and compilers, same bytes.
+# with this package and its extras `build` and `dev`. Same commit and compilers, same bytes.
 cd "$(dirname "$0")/.."
 source wheels/common.sh
 dev_python=$1
