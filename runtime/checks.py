@@ -13,12 +13,28 @@ from ringfp4.runtime.weight import Nvfp4Weight
 FALLBACKS = (None, "reference", "dequantise")
 _ALIGNMENT = 16  # bytes: the kernels load vectors of 16 bytes and TMA wants no less
 _BF16 = 2  # bytes
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+def plain(name: str, value: object, expected: str) -> None:
+    """Raise InputError unless ``value`` is a tensor, and its memory holds what its dtype says.
+
+    That of Comfy Kitchen's QuantizedTensor, which calls itself BF16, holds E2M1.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"{name} is not a tensor", expected=expected, got=type(value).__name__)
+    if type(value).__torch_dispatch__ is not _PLAIN:
+        raise InputError(
+            f"{name} is not a plain tensor",
+            expected=expected,
+            got=type(value).__name__,
+            remedy=f"pass {name}.dequantize(), or whatever makes it plain",
+        )
 
 
 def activation(x: torch.Tensor, k: int) -> tuple[int, int]:
     """(rows, elements between rows) of ``x`` [..., K] seen as a matrix. Raises InputError."""
-    if not isinstance(x, torch.Tensor):
-        raise InputError("x is not a tensor", expected="torch.bfloat16 [..., K]", got=type(x).__name__)
+    plain("x", x, "torch.bfloat16 [..., K]")
     if not (x.is_cuda or x.is_cpu):
         raise InputError("x is on an unusable device", expected="cuda or cpu", got=str(x.device))
     if x.dtype is not torch.bfloat16:
@@ -112,8 +128,7 @@ def scale(value: torch.Tensor, device: torch.device) -> None:
     A value on a GPU is not read, since that would wait for the device: a negative or NaN scale
     there gives what the quantiser's contract gives.
     """
-    if not isinstance(value, torch.Tensor):
-        raise InputError("scale is not a tensor", expected=f"one float32 on {device}", got=repr(value))
+    plain("scale", value, "torch.float32, one element")
     if value.dtype is not torch.float32 or value.numel() != 1:
         got = f"{value.dtype} {list(value.shape)}"
         raise InputError("unusable scale", expected="torch.float32, one element", got=got)
@@ -128,8 +143,7 @@ def scale(value: torch.Tensor, device: torch.device) -> None:
 
 def bias(value: torch.Tensor, n: int, device: torch.device) -> None:
     """Raise InputError unless ``value`` is BF16 [N] on ``device``, contiguous and aligned."""
-    if not isinstance(value, torch.Tensor):
-        raise InputError("bias is not a tensor", expected=f"torch.bfloat16 [{n}]", got=type(value).__name__)
+    plain("bias", value, f"torch.bfloat16 [{n}]")
     if value.dtype is not torch.bfloat16 or tuple(value.shape) != (n,):
         got = f"{value.dtype} {list(value.shape)}"
         raise InputError("unusable bias", expected=f"torch.bfloat16 [{n}]", got=got)
@@ -143,8 +157,7 @@ def bias(value: torch.Tensor, n: int, device: torch.device) -> None:
 
 def output(out: torch.Tensor, x: torch.Tensor, rows: int, x_stride: int, n: int) -> None:
     """Raise InputError unless ``out`` can take the result and shares no memory with ``x``."""
-    if not isinstance(out, torch.Tensor):
-        raise InputError("out is not a tensor", expected="torch.bfloat16", got=type(out).__name__)
+    plain("out", out, "torch.bfloat16")
     shape = (*x.shape[:-1], n)
     if out.dtype is not torch.bfloat16 or tuple(out.shape) != shape:
         got = f"{out.dtype} {list(out.shape)}"

@@ -78,6 +78,8 @@ def test_comfys_weight() -> None:
         assert torch.equal(runtime.ring_linear(x, w), runtime.ring_linear(x, ours))
     with pytest.raises(InputError, match="transposed"):
         runtime.Nvfp4Weight.from_comfy(qt.t())
+    with pytest.raises(InputError, match=r"x is not a plain tensor.*got QuantizedTensor"):
+        runtime.ring_linear(qt, w)
 
 
 @pytest.mark.parametrize("fallback", ["reference", "dequantise"])

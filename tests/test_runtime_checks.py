@@ -59,6 +59,24 @@ def elsewhere(w: Nvfp4Weight) -> Nvfp4Weight:
     return w
 
 
+class Wrapper(torch.Tensor):
+    """Calls itself BF16 and holds something else, as Comfy Kitchen's QuantizedTensor."""
+
+    @staticmethod
+    def of(*shape: int) -> Wrapper:
+        held = torch.zeros(shape, dtype=torch.uint8)
+        made = torch.Tensor._make_wrapper_subclass(Wrapper, shape, dtype=BF16)
+        made.held = held
+        return made
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
 def on_gpu() -> Any:
     """What the checks look at first in a ring on a CUDA device."""
     ring = Ring.__new__(Ring)
@@ -69,6 +87,7 @@ def on_gpu() -> Any:
 # name -> (what replaces good arguments, what the message says)
 BAD: dict[str, tuple[Callable[[], Arguments], str]] = {
     "x list": (lambda: {"x": [1.0]}, "x is not a tensor.*got list"),
+    "x wrapper": (lambda: {"x": Wrapper.of(M, K)}, r"x is not a plain tensor.*Wrapper.*x.dequantize\(\)"),
     "x float32": (lambda: {"x": torch.zeros(M, K)}, "wrong dtype.*torch.bfloat16.*got torch.float32"),
     "x rank 0": (lambda: {"x": torch.zeros((), dtype=BF16)}, r"wrong shape.*\[\.\.\., 64\].*got \[\]"),
     "x columns": (lambda: {"x": torch.zeros(M, K + 1, dtype=BF16)}, r"wrong shape.*got \[5, 65\]"),
@@ -91,7 +110,7 @@ BAD: dict[str, tuple[Callable[[], Arguments], str]] = {
     "w data expired": (lambda: {"w": weight_without("qdata")}, "weight's qdata has no memory"),
     "w scales expired": (lambda: {"w": weight_without("block_scale")}, "weight's block_scale has no memory"),
     "w scale expired": (lambda: {"w": weight_without("tensor_scale")}, "weight's tensor_scale has no memory"),
-    "scale number": (lambda: {"scale": 0.5}, "scale is not a tensor.*got 0.5"),
+    "scale number": (lambda: {"scale": 0.5}, "scale is not a tensor.*got float"),
     "scale float64": (lambda: {"scale": torch.tensor(0.5).double()}, "unusable scale.*float32.*float64"),
     "scale two": (lambda: {"scale": torch.ones(2)}, r"one element; got torch.float32 \[2\]"),
     "scale device": (lambda: {"scale": torch.ones((), device="meta")}, "scale is elsewhere.*got meta"),
@@ -99,6 +118,8 @@ BAD: dict[str, tuple[Callable[[], Arguments], str]] = {
     "scale NaN": (lambda: {"scale": torch.tensor(float("nan"))}, "got nan"),
     "scale expired": (lambda: {"scale": expired(torch.ones(()))}, "scale has no memory"),
     "bias list": (lambda: {"bias": [0.0]}, "bias is not a tensor"),
+    "bias wrapper": (lambda: {"bias": Wrapper.of(N)}, "bias is not a plain tensor"),
+    "out wrapper": (lambda: {"out": Wrapper.of(M, N)}, "out is not a plain tensor"),
     "bias float32": (lambda: {"bias": torch.zeros(N)}, "unusable bias.*got torch.float32"),
     "bias size": (lambda: {"bias": torch.zeros(N + 1, dtype=BF16)}, r"bfloat16 \[40\]; got .*\[41\]"),
     "bias rank": (lambda: {"bias": torch.zeros(1, N, dtype=BF16)}, r"got .*\[1, 40\]"),
