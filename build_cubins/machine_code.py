@@ -20,6 +20,7 @@ from ringfp4.build_cubins.elf import Cubin, read_cubin
 from ringfp4.build_cubins.report import markdown_table
 from ringfp4.build_cubins.sass import TENSOR, Sass, count, read_sass
 from ringfp4.build_cubins.tools import disassemble
+from ringfp4.errors import RingFP4Error
 
 INTRODUCTION = """\
 # Machine code
@@ -100,7 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="what python -m ringfp4.build_cubins wrote")
     parser.add_argument("--out", type=Path, help="file to write instead of printing")
     options = parser.parse_args(arguments)
-    text = page(read_folder(options.folder))
+    try:
+        text = page(read_folder(options.folder))
+    except (OSError, RingFP4Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if options.out:
         write_atomically(options.out, text.encode())
     else:

@@ -248,7 +248,7 @@ def ordinal_of(device: DeviceLike) -> int:
     """The ordinal of a CUDA device, the current one by default. Raises InputError."""
     if device is None:
         return current_device()
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 1 << 31:
         return device
     if isinstance(device, str):
         with contextlib.suppress(RuntimeError):  # PyTorch knows no device of that name

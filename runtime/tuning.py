@@ -23,7 +23,7 @@ from ringfp4.errors import InputError, UnservedError
 from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, SCHEDULES
 
 if TYPE_CHECKING:
-    from ringfp4.runtime.devices import Artifacts
+    from ringfp4.runtime.devices import Artifacts, DeviceLike
 
 log = logging.getLogger("ringfp4")
 
@@ -108,14 +108,14 @@ def store(artifacts: Artifacts, choices: Sequence[Choice]) -> Path:
 
 
 def tune(
-    device: int | None = None,
+    device: DeviceLike = None,
     shapes: Sequence[tuple[int, int]] | None = None,
     rows: Sequence[int] = ROWS,
     progress: Callable[[str], None] = log.info,
 ) -> tuple[Choice, ...]:
     """Measure every schedule and kernel variant that is loaded, remember the fastest, use them.
 
-    ``device``: ordinal, default the current one. ``shapes``: (N, K) of linears, default all that are
+    ``device``: as for ``load``. ``shapes``: (N, K) of linears, default all that are
     served. ``rows``: each M to measure; a choice holds for smaller M too, down to the next one, and
     the last for all larger. ``progress`` gets a line after each M. Takes seconds a linear, and device
     memory for the largest M. Raises InputError, UnservedError, and what ``load`` raises.
@@ -124,7 +124,7 @@ def tune(
 
     if not isinstance(rows, Sequence) or not rows or any(not isinstance(m, int) or m < 1 for m in rows):
         raise InputError("unusable rows", expected="positive integers", got=repr(rows))
-    artifacts = devices.artifacts(devices.current_device() if device is None else device)
+    artifacts = devices.artifacts(devices.ordinal_of(device))
     wanted = list(shapes) if shapes is not None else list(artifacts.table.linears())
     choices = []
     for n, k in wanted:

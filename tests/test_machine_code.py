@@ -117,3 +117,8 @@ def test_command_writes_the_page(built_h3: Path, kernels: list[MachineCode], tmp
     assert main([str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
     assert (tmp_path / "page.md").read_text() == page([kernel])
     assert f"| `{kernel.entry['name']}` | {kernel.entry['arch']} |" in page([kernel])
+
+
+def test_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert f"{tmp_path}/manifest.json" in capsys.readouterr().err

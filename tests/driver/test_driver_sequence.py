@@ -345,7 +345,7 @@ def test_ways_to_name_a_device(fake: FakeDriver, folder: Path, device: object) -
     assert Ring(128, K, device).device == 1
 
 
-@pytest.mark.parametrize("device", [-1, True, "cpu", "nonsense", 1.0, torch.device("cpu")])
+@pytest.mark.parametrize("device", [-1, 1 << 40, True, "cpu", "nonsense", 1.0, torch.device("cpu")])
 def test_what_is_no_device(fake: FakeDriver, folder: Path, device: object) -> None:
     with pytest.raises(InputError, match="not a CUDA device"):
         devices.load(device, folder)

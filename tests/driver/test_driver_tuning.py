@@ -129,9 +129,10 @@ def test_unusable_rows(artifacts: devices.Artifacts, rows: Any) -> None:
         tuning.tune(0, rows=rows)
 
 
-def test_an_unserved_linear(artifacts: devices.Artifacts) -> None:
+@pytest.mark.parametrize("device", [0, "cuda:0", None])
+def test_an_unserved_linear(artifacts: devices.Artifacts, device: devices.DeviceLike) -> None:
     with pytest.raises(UnservedError, match="nothing serves N = 8"):
-        tuning.tune(0, shapes=[(8, K)])
+        tuning.tune(device, shapes=[(8, K)])
 
 
 def test_hopper_rings_are_chosen_by_rows(fake: FakeDriver, tmp_path: Path) -> None:
