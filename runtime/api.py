@@ -43,6 +43,8 @@ def ring_linear(
     fallback: what to do on a CUDA device that no artefact serves: "reference" (exact and slow) or
         "dequantise" (PyTorch's BF16 product, rounded twice); default: raise UnservedError.
 
+    There is no gradient: while gradients are enabled, no argument may require one.
+
     The launches go to PyTorch's current stream of x's device and are not waited for. CPU tensors
     are computed by the reference implementation. Raises InputError, UnservedError, ArtifactError,
     RingError or DriverError (ringfp4.errors); nothing has been launched if it is one of the first
