@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace ringfp4 {
@@ -10,6 +11,11 @@ namespace {
 
 constexpr int64_t kBlockRows = 128;    // rows of a tile of the swizzled scales
 constexpr int32_t kScaleIsGiven = -1;  // in place of a rule, for kernels that can also reduce
+
+// The words of dsl/ring_order.py (REASONS), by the first word of status.
+constexpr std::array<std::string_view, 4> kReasons = {
+    "for an unknown reason", "a loader waited for packed rows", "a packing warp waited for a free slot",
+    "a warp waited for the absolute maximum of the other CTAs"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -132,10 +138,12 @@ void Sequence::run(const Call& call, Ring* ring) {
 Fault Sequence::explain(const Fault& fault) const {
   const volatile uint32_t* status = context_->status();
   if (status[0] == 0) return fault;
+  const uint32_t reason = status[0];
   std::string text = fault.what();
-  text += "; a fused kernel had stopped before: reason " + std::to_string(status[0]) + ", counter " +
-          std::to_string(status[1]) + ", waited for " + std::to_string(status[2]) + ", saw " +
-          std::to_string(status[3]) + " (docs/ring.md)";
+  text += "; a fused kernel had stopped before: ";
+  text += kReasons[reason < kReasons.size() ? reason : 0];
+  text += " (reason " + std::to_string(reason) + ", counter " + std::to_string(status[1]) + ", waited for " +
+          std::to_string(status[2]) + ", saw " + std::to_string(status[3]) + "; docs/ring.md)";
   Fault explained(fault.error_class, text, fault.remedy);
   explained.code = fault.code;
   explained.name = fault.name;

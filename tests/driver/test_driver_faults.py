@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from driver_harness import FakeDriver, linear_configs, write_folder
 from ringfp4.dsl.config.ring import RingGemmConfig
+from ringfp4.dsl.ring_order import REASONS
 from ringfp4.errors import ArtifactError, DriverError, UnservedError
 from ringfp4.runtime import Ring, _core, devices
 
@@ -121,6 +122,11 @@ def test_the_words_of_a_stopped_kernel_come_with_the_next_error(fake: FakeDriver
     with pytest.raises(DriverError, match="reason 2, counter 17, waited for 48, saw 47") as caught:
         plan.sequence.run(ring, 7, M, **POINTERS)
     assert caught.value.code == LAUNCH_FAILED
+    for reason, words in REASONS.items():
+        ctypes.c_uint32.from_address(status).value = reason
+        fake.fail("cuLaunchKernelEx", 1, LAUNCH_FAILED)
+        with pytest.raises(DriverError, match=rf"stopped before: {words} \(reason {reason}, "):
+            plan.sequence.run(ring, 7, M, **POINTERS)
 
 
 def test_a_failed_tensor_map_is_not_taken_for_encoded(fake: FakeDriver, folder: Path) -> None:
