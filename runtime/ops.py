@@ -1,10 +1,8 @@
 """``torch.ops.ringfp4.linear``: the operator that torch.compile and torch.export see.
 
-    linear(Tensor x, Tensor w, Tensor? w_sf, Tensor w_scale, SymInt n, Tensor? scale,
-           str scale_rule, Tensor? bias, str schedule, str? fallback=None) -> Tensor
-
-``w``, ``w_sf``: ``Nvfp4Weight.qdata`` and ``.block_scale``, or ``.prepared`` and None where the
-device's kernels want a layout of their own (``Nvfp4Weight.operands``).
+Its arguments are those of ``ring_linear`` with the weight taken apart. ``w``, ``w_sf``:
+``Nvfp4Weight.qdata`` and ``.block_scale``, or ``.prepared`` and None where the device's kernels want
+a layout of their own (``Nvfp4Weight.operands``).
 """
 
 from __future__ import annotations
