@@ -4,8 +4,8 @@ Output tiles are worked off in waves of as many as the device holds at once. A w
 K steps as K has, of whichever is slowest, in cycles, for the CTAs that share a multiprocessor: the
 tensor cores (tile_m / 2 cycles a wgmma and strip, and a fixed cost), unpacking the weights (issue
 slots), or the latency of one step (barrier, shared memory, unpacking, issue). Filling the pipeline
-and storing the tile follow, which nothing overlaps. The constants are fitted to an H200
-(docs/hopper.md has the fit); only their ratios matter.
+and storing the tile follow, which nothing overlaps. The constants are fitted to times measured on an
+H200; only their ratios matter.
 """
 
 from __future__ import annotations
