@@ -20,6 +20,7 @@ from ringfp4 import runtime
 from ringfp4.errors import DriverError, InputError, UnservedError
 from ringfp4.runtime import devices, lowlevel
 from ringfp4.runtime.tuning import contestants
+from ringfp4.validate.gates import FULL_ROWS, ROLES
 
 from bench.harness import (
     Row,
@@ -31,7 +32,6 @@ from bench.harness import (
     write_json,
 )
 
-ROLES = {"qkv": (5376, 21504), "attn_out": (7168, 5376), "fc1": (5376, 28672), "fc2": (14336, 5376)}  # K, N
 CUBLAS = "cuBLAS BF16"
 GIVEN = ", given"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench fused", description=__doc__)
     add_common_options(parser)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
-    parser.add_argument("--rows", type=int, nargs="+", default=[2048, 37_810])
+    parser.add_argument("--rows", type=int, nargs="+", default=[2048, FULL_ROWS])
     parser.add_argument("--traffic", action="store_true", help="also count DRAM bytes, with ncu")
     parser.add_argument("--once", help=argparse.SUPPRESS)  # the way that ncu looks at
     args = parser.parse_args(argv)
@@ -82,7 +82,7 @@ class Ways:
     """All ways to compute one linear, by name."""
 
     def __init__(self, role: str, m: int) -> None:
-        self.k, self.n = ROLES[role]
+        self.n, self.k = ROLES[role]
         self.m = m
         self.artifacts = devices.artifacts(torch.cuda.current_device())
         self.x = torch.randn(m, self.k, device="cuda").bfloat16()

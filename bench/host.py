@@ -14,19 +14,17 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from ringfp4 import runtime
 from ringfp4.runtime import devices, streams
+from ringfp4.validate.gates import FULL_ROWS, ROLES
 
 from bench.harness import require_cuda
 
 BATCH, BATCHES = 20, 30
-FULL_ROWS = 37_810
-SHAPES = Path(__file__).parents[1] / "shapes" / "h3.toml"
 
 FIRST_RESULT = """
 import time, torch
@@ -121,13 +119,12 @@ def main(argv: list[str]) -> int:
         "--cubins", action="append", default=[], help="artefact folder, default the package's"
     )
     parser.add_argument("--arch", help="sm_121a, sm_120f, sm_90a or twin")
-    parser.add_argument("--role", default="qkv")
+    parser.add_argument("--role", choices=ROLES, default="qkv")
     parser.add_argument("--m", type=int, default=2048)
     arguments = parser.parse_args(argv)
     device = require_cuda()
     paths = [str(Path(path).resolve()) for path in arguments.cubins]
-    linear = next(s for s in tomllib.loads(SHAPES.read_text())["linear"] if s["name"] == arguments.role)
-    n, k, m = linear["n"], linear["k"], arguments.m
+    (n, k), m = ROLES[arguments.role], arguments.m
 
     runtime.load(path=paths or None, arch=arguments.arch)
     x = torch.randn(m, k, device=device).bfloat16()

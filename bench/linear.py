@@ -24,6 +24,7 @@ import torch
 from ringfp4 import runtime
 from ringfp4.errors import InputError, UnservedError
 from ringfp4.runtime import lowlevel, reference
+from ringfp4.validate.gates import FULL_ROWS, ROLES
 from torch.nn import functional
 
 from bench.harness import (
@@ -45,8 +46,7 @@ try:
 except ImportError:
     QuantizedTensor = None
 
-ROLES = {"qkv": (5376, 21504), "attn_out": (7168, 5376), "fc1": (5376, 28672), "fc2": (14336, 5376)}  # K, N
-ROWS = (1, 16, 128, 512, 946, 2048, 8192, 37_810)
+ROWS = (1, 16, 128, 512, 946, 2048, 8192, FULL_ROWS)
 SPEEDS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3)  # marked in the plot
 SCHEDULES = ("prepacked", "ring", "fused")
 CUBLAS, COMFY, CALIBRATED = "cuBLAS BF16", "Comfy", "calibrated"
@@ -132,7 +132,7 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 def measure_role(
     role: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings
 ) -> list[Result]:
-    k, n = ROLES[role]
+    n, k = ROLES[role]
     weights = Weights(n, k, device)
     return [measure(role, m, weights, device, ceilings, args.rounds, args.eager) for m in args.rows]
 

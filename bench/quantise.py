@@ -12,6 +12,7 @@ import argparse
 import torch
 from ringfp4.errors import InputError
 from ringfp4.runtime import lowlevel, reference
+from ringfp4.validate.gates import FULL_ROWS
 
 from bench.harness import (
     Row,
@@ -40,7 +41,9 @@ HEADER = (
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench quantise", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[37_810, 2048], help="rows of the activation")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[FULL_ROWS, 2048], help="rows of the activation"
+    )
     parser.add_argument("--k", type=int, nargs="+", default=[5376, 7168, 14336], help="columns")
     add_common_options(parser)
     args = parser.parse_args(argv)
