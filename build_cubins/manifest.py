@@ -62,6 +62,7 @@ def describe(job: Job, built: Built) -> dict[str, Any]:
         "params": [param.to_json() for param in config.params()],
         "grid": asdict(config.grid),
         "cluster": list(config.cluster),
+        "programmatic": config.programmatic,
         "config": asdict(config),
     }
 

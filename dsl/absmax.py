@@ -56,6 +56,7 @@ class Absmax:
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        cute.arch.griddepcontrol_launch_dependents()  # the next kernel waits for the end of this one
         amax = self.rows_amax(x, x_stride, m, cta * warps + warp, ctas * warps)
 
         # (warp)
@@ -81,8 +82,9 @@ class Absmax:
             ),
         )
         amax = Uint32(0)
+        # The last row first: what L2 still holds at the end is what will be packed first.
         for row in cutlass.range(first, m, step, unroll=1):
-            amax = self.row_amax(mX[row, (None, None)], lane, amax)
+            amax = self.row_amax(mX[m - 1 - row, (None, None)], lane, amax)
         return cute.arch.warp_redux_sync(_max_u16x2(amax, amax >> 16) & 0x7FFF, "max")
 
     @cute.jit

@@ -23,6 +23,7 @@ from . import ring_order
 from .config.gemm import SF_ROWS, SF_TILE_BYTES, STORE_COLS, STORE_ROWS, GemmConfig
 from .epilogue import Epilogue, read_alpha
 from .mainloop import Barriers, Consumer, Producer, TmaLoad
+from .ptx import hand_over
 
 
 def operand_smem_layout(rows: int, config: GemmConfig):
@@ -164,6 +165,7 @@ class BlockScaledGemm:
         if thread == 0:
             barriers.init()
         cute.arch.sync_threads()
+        hand_over()
 
         # Each branch works out its own tiles: ptxas spills what is live across setmaxnreg.
         if warp >= config.mma_warps:

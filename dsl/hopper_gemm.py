@@ -24,6 +24,7 @@ from ringfp4.dsl.config.hopper import STRIP_ROWS, TILE_K, HopperGemmConfig
 from ringfp4.dsl.epilogue import read_alpha
 from ringfp4.dsl.hopper_epilogue import HopperEpilogue
 from ringfp4.dsl.hopper_mainloop import BLOCK_WORDS, HopperMainloop
+from ringfp4.dsl.ptx import hand_over
 from ringfp4.dsl.ring_order import tile_coord
 
 # The runtime encodes the tensor maps, for the real m and N, and they clip. What the DSL is told
@@ -101,6 +102,7 @@ class HopperGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup = cute.arch.make_warp_uniform(thread // 128)
         pipe, sQ, sY, sW = self.make_shared(layouts)
+        hand_over()
         producer_registers, consumer_registers = self.config.registers
         if warpgroup == 0:
             cute.arch.setmaxregister_decrease(producer_registers)
@@ -201,8 +203,6 @@ class HopperGemm:
             m_tile, first_strip = self.coord(index, m_tiles)
             strip = first_strip + consumer
             read, release = self.mainloop.accumulate(pipe, read, release, tiled_mma, acc, tArA, tBrQ, block)
-            if const_expr(ring is not None):
-                ring.recycle(m_tile, thread == 128)
             factor = self.epilogue.scale(acc, alpha, bias, strip * STRIP_ROWS + row_in_strip)
             self.epilogue.store(
                 acc,
@@ -214,6 +214,10 @@ class HopperGemm:
                 tYsY[(None, consumer)],
                 tYgY[(None, strip, m_tile)],
             )
+            # Not before the epilogue, where it keeps ptxas from holding the mainloop's shared-memory
+            # descriptors in uniform registers: 16 moves in two K steps, 2 to 4 % of the time.
+            if const_expr(ring is not None):
+                ring.recycle(m_tile, thread == 128)
             index += stride
         if warp_in_group == 0:
             self.epilogue.drain()

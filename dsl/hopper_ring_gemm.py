@@ -10,7 +10,7 @@ groups. Order of work and protocol: ring_order.py, docs/ring.md.
 """
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 from ringfp4.dsl.config.ring import PACKING_WARPS, HopperRingGemmConfig
 from ringfp4.dsl.hopper_gemm import HopperGemm, fake_tensors
@@ -80,12 +80,14 @@ class HopperRingGemm(HopperGemm):
             if warp == 0:
                 self.produce(pipe, copies[0], mW, sQ, sW, m, ring)
             else:
-                packing.steady(warp - 1, packing.tensor_scale(warp - 1))
+                packing.steady(warp - 1, packing.tensor_scale(warp - 1, warp == 1))
+            # All lanes have left their polls before one says so.
+            cute.arch.sync_warp()
             if thread % 32 == 0:
                 ring.finish(cute.arch.grid_dim()[0])
         if warp >= 4:
             cute.arch.setmaxregister_increase(consumer_registers)
-            g = packing.tensor_scale(PACKING_WARPS + warp - 4)
+            g = packing.tensor_scale(PACKING_WARPS + warp - 4, Boolean(False))
             packing.prologue(warp - 4, g)
             alpha = g * cute.make_tensor(w_scale, cute.make_layout(1))[0]
             self.consume(pipe, copies[1], sQ, sW, sY, alpha, bias, m, ring)

@@ -28,23 +28,8 @@ class Packer:
         self.k, self.pieces, self.packed, self.whole, self.tile_rows = k, pieces, packed, whole, tile_rows
 
     @cute.jit
-    def pack(
-        self,
-        x: cute.Pointer,
-        x_stride: Int64,
-        m: Int32,
-        q: cute.Pointer,
-        sf: cute.Pointer | None,
-        row: Int32,
-        tile: Int32,
-        row_in_tile: Int32,
-        first_piece: Int32,
-        g: Float32,
-    ):
-        """This lane's row ``row`` of x to ``row_in_tile`` of tile ``tile``; ``g`` is the tensor scale.
-
-        Of rows from m on only the block scales are written, as zeros.
-        """
+    def load(self, x: cute.Pointer, x_stride: Int64, m: Int32, row: Int32, first_piece: Int32) -> cute.Tensor:
+        """(value, piece): this lane's blocks of row ``row`` of x."""
         k_blocks, pieces, lane = self.k // BLOCK, self.pieces, cute.arch.lane_idx()
         # (row, (value, block))
         mX = cute.make_tensor(
@@ -58,6 +43,26 @@ class Packer:
             if const_expr(not self.whole):
                 block = cutlass.min(block, k_blocks - 1)
             cute.autovec_copy(mX[cutlass.min(row, m - 1), (None, block)], rX[None, i])
+        return rX
+
+    @cute.jit
+    def store(
+        self,
+        rX: cute.Tensor,
+        m: Int32,
+        q: cute.Pointer,
+        sf: cute.Pointer | None,
+        row: Int32,
+        tile: Int32,
+        row_in_tile: Int32,
+        first_piece: Int32,
+        g: Float32,
+    ):
+        """What ``load`` read of row ``row`` to ``row_in_tile`` of tile ``tile``; ``g`` is the tensor scale.
+
+        Of rows from m on only the block scales are written, as zeros.
+        """
+        k_blocks, pieces, lane = self.k // BLOCK, self.pieces, cute.arch.lane_idx()
         # (word, piece)
         words = cute.recast_tensor(rX, Uint32)
         g_rcp = nvfp4.rcp(g)
@@ -142,9 +147,14 @@ class Pack:
         row_in_tile = group * ROW_GROUP // 4 + nvfp4.piece_row(lane)
         row = tile * TILE_ROWS + row_in_tile
         first_piece = (cta % ctas_per_group * config.warps + warp) * config.pieces
-        g = cute.make_tensor(scale, cute.make_layout(1))[0]
         packer = Packer(config.k, config.pieces, config.output == "packed", whole)
-        packer.pack(x, x_stride, m, q, sf, row, tile, row_in_tile, first_piece, g)
+        # No kernel of a sequence writes x, so it may be read before the kernel before this one has ended.
+        rX = packer.load(x, x_stride, m, row, first_piece)
+        # The next kernel is admitted when these CTAs have ended: where several of its CTAs fit on a
+        # multiprocessor, they would otherwise crowd on the first that become free.
+        cute.arch.griddepcontrol_wait()
+        g = cute.make_tensor(scale, cute.make_layout(1))[0]
+        packer.store(rX, m, q, sf, row, tile, row_in_tile, first_piece, g)
 
 
 def compile_kernel(config: PackConfig):

@@ -5,9 +5,20 @@ the instruction. Everything that touches memory is marked as a side effect, so n
 ptxas moves it across a barrier.
 """
 
+import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
+
+
+def hand_over():
+    """Begin where the kernel before ended: wait until it is complete and its writes are visible.
+
+    From then on the kernel after this one may be launched. Every thread must call it before it touches
+    memory that other kernels of the sequence use (programmatic dependent launch, CUDA programming guide).
+    """
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
 
 
 def asm(text, constraints, inputs, results=(), *, side_effects, loc=None, ip=None):

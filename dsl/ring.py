@@ -24,6 +24,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32, const_expr
 from ringfp4.dsl.ring_order import WAITS_FOR_MAXIMUM, WAITS_FOR_ROWS, WAITS_FOR_SLOT, RingOrder
 
+MAXIMUM_BARRIER = 9  # named barrier of the warps that look for the maximum; no kernel uses it otherwise
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -103,15 +105,24 @@ class Ring:
             self._add_release(self.order.done_index(self.order.slot(tile)))
 
     @cute.jit
-    def contribute_maximum(self, bits: Uint32, warps: Int32) -> Uint32:
-        """Whole warp: the maximum over all ``warps`` warps of the grid of each warp's ``bits``."""
+    def contribute_maximum(self, bits: Uint32, leads: Boolean, warps: int) -> Uint32:
+        """Whole warp, of ``warps`` in each CTA that do this: the maximum of all warps' ``bits``.
+
+        One warp of a CTA ``leads``: it arrives and waits for all others. If every warp polled, their
+        loads would hold up the arrivals, which go to the same address.
+        """
         amax = self.counters + self.order.amax_index
         if cute.arch.lane_idx() == 0:
             cute.arch.red(amax, bits, op="max", dtype=Uint32, sem="relaxed", scope="gpu")
-            # The release orders this warp's maximum before its arrival.
-            self._add_release(self.order.amax_count_index)
-        cute.arch.sync_warp()
-        self._poll(self.order.amax_count_index, warps, WAITS_FOR_MAXIMUM)
+        # Orders the maxima of this CTA's warps before the arrival ...
+        cute.arch.barrier(barrier_id=MAXIMUM_BARRIER, number_of_threads=32 * warps)
+        if leads:
+            if cute.arch.lane_idx() == 0:
+                self._add_release(self.order.amax_count_index)
+            cute.arch.sync_warp()
+            self._poll(self.order.amax_count_index, cute.arch.grid_dim()[0], WAITS_FOR_MAXIMUM)
+        # ... and what the leader has acquired before the other warps' loads.
+        cute.arch.barrier(barrier_id=MAXIMUM_BARRIER, number_of_threads=32 * warps)
         return cute.arch.load(amax, Uint32, sem="relaxed", scope="gpu")
 
     @cute.jit

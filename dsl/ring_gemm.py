@@ -101,12 +101,14 @@ class RingGemm(BlockScaledGemm):
                     tile += step
             else:
                 packing_warp = warp - config.mma_warps - 1
-                packing.steady(packing_warp, packing.tensor_scale(packing_warp))
+                packing.steady(packing_warp, packing.tensor_scale(packing_warp, packing_warp == 0))
+            # All lanes have left their polls before one says so.
+            cute.arch.sync_warp()
             if lane == 0:
                 ring.finish(cute.arch.grid_dim()[0])
         else:
             cute.arch.setmaxregister_increase(config.mma_registers)
-            g = packing.tensor_scale(PACKING_WARPS + warp)
+            g = packing.tensor_scale(PACKING_WARPS + warp, Boolean(False))
             packing.prologue(warp, g)
             consumer = Consumer.make(config, barriers, *operands, warp, lane)
             epilogue = Epilogue.make(config, *copies[4], sC, bias, warp, lane)

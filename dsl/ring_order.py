@@ -158,7 +158,7 @@ class RingOrder:
 
     @property
     def amax_count_index(self) -> int:
-        """Warps that have contributed to the absolute maximum."""
+        """CTAs whose warps have contributed to the absolute maximum."""
         return self.fin_index + 2
 
     @property

@@ -55,6 +55,7 @@ class Kernel:
         smem_bytes: int,
         cluster: tuple[int, int, int],
         cooperative: bool,
+        programmatic: bool,
         grid: tuple[int, int, int],
         params: Seq[Param],
     ) -> None: ...

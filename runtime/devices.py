@@ -96,31 +96,44 @@ class Artifacts:
         """Have the cache forget its plans when preferences change, as long as it lives."""
         self._caches.append(weakref.ref(cache, self._caches.remove))
 
-    def plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
-        """Raises UnservedError or RingError, and InputError for more rows than kernels can address."""
-        plan = self._plan(schedule, n, k, m, capacity_rows)
+    def plan(
+        self, schedule: str, n: int, k: int, m: int, capacity_rows: int, slot_rows: int | None = None
+    ) -> Plan:
+        """A plan for chunks of ``capacity_rows``, or a fused kernel of at most ``slot_rows`` if there is one.
+
+        ``slot_rows`` is by default ``capacity_rows``. Raises UnservedError or RingError, and InputError for
+        more rows than kernels can address.
+        """
+        slot_rows = capacity_rows if slot_rows is None else slot_rows
+        plan = self._plan(schedule, n, k, m, capacity_rows, slot_rows)
         if schedule == "auto" and not plan.can_pack(m):  # tuned for fewer rows
-            plan = self._plan("ring", n, k, m, capacity_rows)
+            plan = self._plan("ring", n, k, m, capacity_rows, slot_rows)
         plan.check_rows(m)
         return plan
 
-    def _plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int) -> Plan:
+    def _plan(self, schedule: str, n: int, k: int, m: int, capacity_rows: int, slot_rows: int) -> Plan:
         preferred = ""
         if schedule == "auto" and (rows := self.preferences.get((n, k))):
             _, schedule, preferred = next((row for row in rows if row[0] >= m), rows[-1])
         short = m <= min(capacity_rows, DEFAULT_CAPACITY_ROWS)
         schedule, _ = self.table.resolve(schedule, n, k, short)
 
+        def by_capacity(entry: KernelEntry) -> tuple[bool, int]:
+            """The largest that fits first, then those that do not, the smallest first."""
+            rows = fixed_slots(entry)
+            return (True, rows) if rows > capacity_rows else (False, -rows)
+
         def choose(name: str, variants: tuple[KernelEntry, ...]) -> KernelEntry:
             for entry in variants:
                 if entry.name == preferred:
                     return entry
-            fitting = tuple(entry for entry in variants if fixed_slots(entry) <= capacity_rows)
-            return self._modelled(fitting or variants, min(m, capacity_rows) if name == "ring" else m)
+            ordered = sorted(variants, key=by_capacity)
+            allowed = [entry for entry in ordered if fixed_slots(entry) <= slot_rows]
+            return self._modelled(allowed or ordered, min(m, capacity_rows) if name == "ring" else m)
 
         return build(self.table, self.kernels.__getitem__, schedule, n, k, capacity_rows, choose)
 
-    def _modelled(self, variants: tuple[KernelEntry, ...], m: int) -> KernelEntry:
+    def _modelled(self, variants: Sequence[KernelEntry], m: int) -> KernelEntry:
         """Of Hopper's GEMMs, fused or not, the one that suits ``m`` rows, of all others the first."""
         first = variants[0]
         if first.arch != "sm_90a" or first.kind not in ("gemm", "ring_gemm"):
@@ -155,6 +168,7 @@ def load_kernel(context: _core.Context, entry: KernelEntry) -> _core.Kernel:
         smem_bytes=entry.smem_bytes,
         cluster=entry.cluster,
         cooperative=entry.kind == "ring_gemm",
+        programmatic=entry.programmatic,
         grid=entry.grid,
         params=params,
     )

@@ -26,11 +26,12 @@ _MOST_PLANS = 4096  # of one lane; forgotten all at once, since they are cheap t
 
 
 class PlanCache:
-    """Plans by (N, K, M, schedule), for one capacity."""
+    """Plans by (N, K, M, schedule), for one capacity: the rows of a chunk."""
 
-    def __init__(self, artifacts: Artifacts, capacity_rows: int) -> None:
+    def __init__(self, artifacts: Artifacts, capacity_rows: int, slot_rows: int) -> None:
         self.artifacts = artifacts
         self.capacity_rows = capacity_rows
+        self.slot_rows = slot_rows  # most that a fused kernel may have
         self.plans: dict[tuple[int, int, int, str], Plan] = {}
         # M changes no launch but its sizes: plans of all M share a sequence.
         self._by_kernels: dict[tuple[object, ...], Plan] = {}
@@ -49,7 +50,7 @@ class PlanCache:
 
     def _fitting(self, n: int, k: int, m: int, schedule: str) -> Plan:
         """A new plan whose slots there is room for."""
-        return self.artifacts.plan(schedule, n, k, m, self.capacity_rows)
+        return self.artifacts.plan(schedule, n, k, m, self.capacity_rows, self.slot_rows)
 
     def forget(self) -> None:
         self.plans.clear()
@@ -60,10 +61,13 @@ class PlanCache:
 
 
 class Lane(PlanCache):
-    """The plans and the default rings of one stream. Rings are kept: a pointer never changes."""
+    """The plans and the default rings of one stream. Rings are kept: a pointer never changes.
+
+    They are as large as a plan needs, so every fused kernel may be used.
+    """
 
     def __init__(self, artifacts: Artifacts, stream: int) -> None:
-        super().__init__(artifacts, DEFAULT_CAPACITY_ROWS)
+        super().__init__(artifacts, DEFAULT_CAPACITY_ROWS, _MOST)
         self.stream = stream
         self._rings: list[_core.Ring] = []
         self._lock = threading.Lock()
@@ -111,7 +115,7 @@ class Ring(PlanCache):
             _require_multiple("k", k, 32)
         ordinal = devices.ordinal_of(device)
         artifacts = devices.artifacts(ordinal)
-        super().__init__(artifacts, capacity_rows)
+        super().__init__(artifacts, capacity_rows, capacity_rows)
         row_bytes = max(sum(slot_row_bytes(entry.arch, k or entry.k)) for entry in artifacts.table.entries)
         self.device = ordinal
         self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal), True)

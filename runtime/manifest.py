@@ -56,6 +56,7 @@ class KernelEntry:
     threads: int
     smem_bytes: int
     cluster: tuple[int, int, int]
+    programmatic: bool
     grid: tuple[int, int, int]  # rows_per_item, items, ctas_per_sm
     params: tuple[ParamEntry, ...]
     config: dict[str, Any]
@@ -128,6 +129,12 @@ class _Fields:
         got = self.value.get(key, default)
         if type(got) is not int or not low <= got <= high:
             raise self.wrong(key, f"an integer in {low}..{high}", got)
+        return got
+
+    def boolean(self, key: str, default: bool) -> bool:
+        got = self.value.get(key, default)
+        if not isinstance(got, bool):
+            raise self.wrong(key, "true or false", got)
         return got
 
     def items(self, key: str, limit: int, default: list[Any] | None = None) -> list[Any]:
@@ -207,6 +214,7 @@ def _kernel(value: object, index: int, file: Path) -> KernelEntry:
         threads=fields.integer("threads", 1, 1024),
         smem_bytes=fields.integer("smem_bytes", 0, 232_448),
         cluster=(cluster[0], cluster[1], cluster[2]),
+        programmatic=fields.boolean("programmatic", False),
         grid=(
             grid.integer("rows_per_item", 1, 1 << 20),
             grid.integer("items", 1, 1 << 24, 1),

@@ -192,10 +192,7 @@ def build(
     """
     name, arch = table.resolve(schedule, n, k)
     recipe = RECIPES[name]
-    picked = {
-        kind: choose(name, _fitting_first(table.find(arch, kind, n, k), capacity_rows))
-        for kind in recipe.kinds
-    }
+    picked = {kind: choose(name, table.find(arch, kind, n, k)) for kind in recipe.kinds}
     main = picked[recipe.kinds[-1]]
     q_row, sf_row = slot_row_bytes(arch, k)
     if fixed := fixed_slots(main):
@@ -218,16 +215,6 @@ def build(
         row_bytes=q_row + sf_row,
         repack=next(iter(table.find(arch, "repack", n, k)), None),
     )
-
-
-def _fitting_first(variants: tuple[KernelEntry, ...], capacity_rows: int) -> tuple[KernelEntry, ...]:
-    """Variants with fixed slots: those that fit the ring, the largest first, then the others."""
-
-    def order(entry: KernelEntry) -> tuple[bool, int]:
-        rows = fixed_slots(entry)
-        return (True, rows) if rows > capacity_rows else (False, -rows)
-
-    return tuple(sorted(variants, key=order))
 
 
 def _check_counters(entry: KernelEntry) -> None:

@@ -31,6 +31,9 @@ CONFIGS = [
     CopyConfig(variant="renamed", entry="other_name"),
     CopyConfig(variant="param", extra_param=True),
     CopyConfig(variant="no_mma", tensor=r"^OMMA\.SF\..*\.4X$"),
+    CopyConfig(variant="waits", early=True),
+    CopyConfig(variant="waits_late", early=True),
+    CopyConfig(variant="never_waits", early=True),
     CopyConfig(variant="raises"),
     CopyConfig(variant="aborts"),
 ]
@@ -56,7 +59,7 @@ def of(variant: str, arch: str = "sm_121a") -> Job:
     return Job(next(c for c in CONFIGS if c.variant == variant), arch)
 
 
-@pytest.mark.parametrize("variant", ["good", "live"])
+@pytest.mark.parametrize("variant", ["good", "live", "waits"])
 def test_right_kernels_pass(built: Results, variant: str) -> None:
     assert refusal(of(variant), built[0][variant]) == ""
 
@@ -73,6 +76,8 @@ def test_right_kernels_pass(built: Results, variant: str) -> None:
         ("greedy", "registers after setmaxnreg: expected at most the"),
         ("renamed", "entry name: expected copy_renamed or copy_renamed_0, got other_name_0"),
         ("param", "bytes of each parameter in the PTX: expected x:8 y:8 m:4 bias:8, got 8 8 4"),
+        ("never_waits", "wait for the kernel before (griddepcontrol.wait): expected present, got absent"),
+        ("waits_late", "accesses of global memory before griddepcontrol.wait: expected none, got LDG"),
         ("no_mma", r"tensor instructions: expected at least 1 ^OMMA\.SF\..*\.4X$, got 0"),
     ],
 )
@@ -82,7 +87,8 @@ def test_wrong_kernels_are_refused(built: Results, variant: str, reason: str) ->
 
 def test_each_wrong_kernel_has_one_fault(built: Results) -> None:
     """So the reason above is the kernel's own, not a side effect of another rule."""
-    for variant in ("spills", "dropped", "ragged", "greedy", "renamed", "param", "no_mma"):
+    faulty = ("spills", "dropped", "ragged", "greedy", "renamed", "param", "no_mma")
+    for variant in (*faulty, "never_waits", "waits_late"):
         assert ";" not in refusal(of(variant), built[0][variant]), variant
 
 

@@ -10,9 +10,10 @@ from ringfp4.build_cubins.checks import refusal
 from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.job import Job
 from ringfp4.build_cubins.sass import count
-from ringfp4.dsl.config import Linear, plan
+from ringfp4.dsl.config import HOPPER_RINGS, Linear, plan
 from ringfp4.dsl.config.base import SMEM_BYTES
 from ringfp4.dsl.config.hopper import SMEM_PER_SM, HopperGemmConfig, HopperRepackConfig
+from ringfp4.dsl.config.ring import HopperRingGemmConfig
 from ringfp4.errors import ConfigError
 from ringfp4.runtime.choose_tile import Tile, choose_tile, cycles
 
@@ -109,6 +110,7 @@ JOBS = [
     Job(HopperGemmConfig(features=64, k=128, tile_m=128, consumers=3), "sm_90a"),
     Job(HopperRepackConfig(k=7168), "sm_90a"),
 ]
+FUSED = [Job(HopperRingGemmConfig.for_linear(5376, 7168, *ring), "sm_90a") for ring in HOPPER_RINGS]
 
 
 # Refused by its own check; compiled nevertheless, ptxas has too few registers and waits for each wgmma.
@@ -117,7 +119,7 @@ SERIALISED = Job(HopperGemmConfig(features=5376, k=7168, tile_m=64, ctas_per_sm=
 
 @pytest.fixture(scope="module")
 def built() -> dict[Job, Built]:
-    results, failures = Compiler(cache=None, threads=2).run([*JOBS, SERIALISED])
+    results, failures = Compiler(cache=None, threads=2).run([*JOBS, *FUSED, SERIALISED])
     assert not failures
     return results
 
@@ -127,7 +129,7 @@ def job_id(job: Job) -> str:
 
 
 @needs_dsl
-@pytest.mark.parametrize("job", JOBS, ids=job_id)
+@pytest.mark.parametrize("job", [*JOBS, *FUSED], ids=job_id)
 def test_the_builder_accepts_it(built: dict[Job, Built], job: Job) -> None:
     assert refusal(job, built[job]) == ""
 
@@ -139,7 +141,7 @@ def test_the_builder_refuses_serialised_wgmma(built: dict[Job, Built]) -> None:
 
 
 @needs_dsl
-@pytest.mark.parametrize("job", JOBS[:2], ids=job_id)
+@pytest.mark.parametrize("job", [*JOBS[:2], *FUSED], ids=job_id)
 def test_a_k_step_waits_once_and_reads_its_weights_once(built: dict[Job, Built], job: Job) -> None:
     loop = built[job].sass.main_loop()  # two K steps
     assert count(loop, r"HGMMA\.64") == 8
@@ -147,4 +149,5 @@ def test_a_k_step_waits_once_and_reads_its_weights_once(built: dict[Job, Built],
     assert count(loop, r"LDS\.128") == 2
     assert count(loop, r"LDS\.64") == 2
     assert count(loop, r"HMUL2\.BF16") == 32  # two weights each
+    assert count(loop, r"R2UR\b") == 0  # descriptors stay in uniform registers
     assert loop.total() <= 2 * 150

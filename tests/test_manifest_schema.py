@@ -46,6 +46,7 @@ KERNEL = {
     "params": list,
     "grid": dict,
     "cluster": list,
+    "programmatic": bool,
     "config": dict,
 }
 PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i32": 4, "i64": 8}

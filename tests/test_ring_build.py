@@ -123,6 +123,7 @@ EVENTS = {
     "warp": r"bar\.warp\.sync",
     "release": r"red\.release\.gpu\.global\.add",
     "maximum": r"red\.relaxed\.gpu\.global\.max",
+    "meet": r"(barrier\.cta|bar|barrier)\.sync(\.aligned)?\s+(%r\d+|9)\b",
     "finish": r"atom\.global\.acq_rel(\.gpu)?\.add",
 }
 
@@ -151,6 +152,8 @@ def test_fences_stand_where_they_must(built: dict[Job, Built], job: Job) -> None
     assert re.search(r"(?<!poll )acquire warp proxy", text), text
     # Publishing: stores, each lane's proxy fence, the warp barrier, one lane's release.
     assert len(re.findall(r"store proxy warp release", text)) == 2, text  # prologue and steady state
-    # A maximum is released by the arrival that follows it.
-    assert len(re.findall(r"maximum release", text)) == 2, text
+    # A maximum is released by the arrival that follows it, after the barrier with the CTA's other warps,
+    # and a second barrier hands the others what the arrival's warp, a packing warp, has acquired.
+    assert len(re.findall(r"maximum meet release warp poll acquire meet", text)) == 1, text
+    assert len(re.findall(r"maximum meet", text)) == 2, text
     assert text.count("finish") == 2, text

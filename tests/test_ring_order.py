@@ -48,6 +48,7 @@ class Simulation:
         self.launch, self.order = launch, launch.order
         self.m_tiles = self.order.m_tiles(launch.m)
         self.outputs: Counter[tuple[int, int]] = Counter()
+        self.contributed = 0  # warps, to the maximum
         rng = random.Random(seed)
         agents: list[Iterator[Step]] = []
         for cta in range(launch.grid):
@@ -92,6 +93,11 @@ class Simulation:
             if held != tile * self.order.units + part:
                 raise Violation(f"tile {tile} chunk {chunk} part {part}: the slot holds unit {held}")
 
+    def check_maximum(self) -> None:
+        warps = self.launch.grid * (self.launch.packing_warps + self.launch.consumer_warps)
+        if self.contributed != warps:
+            raise Violation(f"{self.contributed} of {warps} warps have contributed to the maximum")
+
     def finish(self) -> None:
         fin = self.order.fin_index
         self.counters[fin] += 1
@@ -112,6 +118,8 @@ class Cta:
         self.landed: set[int] = set()
         self.released: Counter[int] = Counter()  # warps that have released a stage's use
         self.at_barrier = 0
+        self.contributed = 0  # warps, to the maximum
+        self.maximum_is_known = False
         self.loader_left = False
 
     def agents(self) -> list[Iterator[Step]]:
@@ -126,14 +134,23 @@ class Cta:
         for index in indices:
             yield self.order.tile_coord(index, self.sim.m_tiles)
 
-    def absolute_maximum(self) -> Iterator[Step]:
-        if self.launch.amax:
-            warps = self.launch.grid * (self.launch.packing_warps + self.launch.consumer_warps)
+    def absolute_maximum(self, leads: bool) -> Iterator[Step]:
+        """All warps meet, one of them meets the other CTAs' for them, and tells them."""
+        if not self.launch.amax:
+            return
+        self.contributed += 1
+        self.sim.contributed += 1
+        if self.launch.fault != "no meeting":
+            yield lambda: self.contributed == self.launch.packing_warps + self.launch.consumer_warps
+        if leads:
             self.sim.counters[self.order.amax_count_index] += 1
-            yield self.sim.at_least(self.order.amax_count_index, warps)
+            yield self.sim.at_least(self.order.amax_count_index, self.launch.grid)
+            self.maximum_is_known = True
+        yield lambda: self.maximum_is_known
+        self.sim.check_maximum()
 
     def packer(self, warp: int) -> Iterator[Step]:
-        yield from self.absolute_maximum()
+        yield from self.absolute_maximum(leads=warp == 0)
         stride = self.launch.packing_warps * self.launch.grid
         first = self.order.prologue_parts(self.sim.m_tiles) + warp * self.launch.grid + self.cta
         for index in range(first, self.order.parts(self.sim.m_tiles), stride):
@@ -188,7 +205,7 @@ class Cta:
             self.landed.add(load)
 
     def consumer(self, warp: int) -> Iterator[Step]:
-        yield from self.absolute_maximum()
+        yield from self.absolute_maximum(leads=False)
         parts = self.order.prologue_parts(self.sim.m_tiles)
         stride = self.launch.consumer_warps * self.launch.grid
         for index in range(warp * self.launch.grid + self.cta, parts, stride):
@@ -290,10 +307,11 @@ def test_the_correct_protocol_is_not_accused() -> None:
         ("wrong order", "deadlock"),
         ("no reset", "counters not zero"),
         ("early reset", "counters not zero"),
+        ("no meeting", "have contributed"),
     ],
 )
 def test_a_broken_protocol_is_caught(fault: str, symptom: str) -> None:
-    found = caught(Launch(ORDER, m=20, grid=3, fault=fault))
+    found = caught(Launch(ORDER, m=20, grid=3, amax=True, fault=fault))
     assert any(symptom in text for text in found), found
 
 

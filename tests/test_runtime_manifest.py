@@ -141,6 +141,7 @@ WRONG_FIELDS: dict[str, tuple[Json, str]] = {
     "grid": ({"grid": None}, r"kernels\[0\]\.grid is unusable; expected an object"),
     "grid zero": ({"grid": {"rows_per_item": 0}}, r"grid\.rows_per_item is unusable"),
     "cluster": ({"cluster": [2, 1]}, "cluster is unusable; expected three integers"),
+    "programmatic": ({"programmatic": 1}, "programmatic is unusable; expected true or false; got 1"),
     "config": ({"config": []}, "config is unusable"),
     "params": ({"params": {}}, "params is unusable; expected a list of at most 32"),
     "many params": ({"params": 33 * [{"name": "m", "kind": "i32"}]}, "params is unusable"),

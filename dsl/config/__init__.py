@@ -15,7 +15,7 @@ Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
 # Variants of the fused kernels, the default first: m tiles of a group; on Hopper (tile_m, m tiles).
 RING_GROUPS = (16, 8)
-HOPPER_RINGS = ((208, 7), (176, 8), (176, 12))
+HOPPER_RINGS = ((256, 6), (256, 4), (232, 6), (208, 4))
 
 
 @dataclass(frozen=True)

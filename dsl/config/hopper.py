@@ -52,7 +52,8 @@ class HopperGemmConfig(KernelConfig):
     tile_m: int
     consumers: int = 2
     ctas_per_sm: int = 1
-    group: int = 8  # m tiles that are worked on together, see ring_order.tile_coord
+    # m tiles that are worked on together (ring_order.tile_coord): few, since weights are the smaller operand.
+    group: int = 2
 
     @classmethod
     def variants(cls, n: int, k: int) -> list[HopperGemmConfig]:
@@ -98,6 +99,10 @@ class HopperGemmConfig(KernelConfig):
         total = at_launch * (1 + self.consumers)
         consumer = min((total - self.least_producer_registers) // self.consumers // 8 * 8, 240)
         return total - self.consumers * consumer, consumer
+
+    @property
+    def programmatic(self) -> bool:
+        return True
 
     @property
     def rows_in_smem(self) -> int:

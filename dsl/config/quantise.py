@@ -102,6 +102,10 @@ class PackConfig(KernelConfig):
         return 32 * self.warps
 
     @property
+    def programmatic(self) -> bool:
+        return True
+
+    @property
     def ctas_per_group(self) -> int:
         """CTAs side by side over the K columns of one group of 8 rows."""
         return ceil_div(self.k, self.warps * self.pieces * GROUP_COLUMNS)
@@ -122,7 +126,7 @@ class PackConfig(KernelConfig):
 
     def sass_rules(self, arch: str) -> SassRules:
         # 1024 threads a multiprocessor at least, or too few loads are in flight.
-        return SassRules(max_registers=64)
+        return SassRules(max_registers=64, early_loads=2 * self.pieces)
 
     def problems(self, arch: str) -> list[str]:
         found = super().problems(arch) + _k_problems(self)

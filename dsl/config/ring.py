@@ -13,6 +13,7 @@ from ringfp4.dsl.ring_order import RingOrder
 
 K_CHUNKS = 7  # divides K of every H3 role; enough for the first loads to start early
 MAX_PIECES = 4  # more would not fit into a packing warp's registers
+MAX_PROLOGUE_PIECES = 8  # a consumer warp, which has no accumulators yet, has room for more
 PACKING_WARPS = WARPGROUP_WARPS - 1  # the producer warpgroup without its loader
 
 # Output tiles of the first group: several for each CTA, to do while the second group is packed.
@@ -35,6 +36,7 @@ class RingFields(KernelConfig):
     first: int = 1  # m tiles of the first group
     k_chunks: int = 1
     pieces: int = 1  # of 64 columns that a packing warp has in flight
+    prologue_pieces: int = 1  # that a consumer warp has in flight while it packs the first group
     maximum_loads: int = 11  # 16-byte loads a thread has in flight while it looks for the maximum
     poll_limit: int = POLL_LIMIT
     jitter: bool = False  # random delays in the protocol, for tests
@@ -47,6 +49,10 @@ class RingFields(KernelConfig):
     def name(self) -> str:
         variant = f"_g{self.group}_s{self.slots}" + ("_jitter" if self.jitter else "")
         return super().name + variant
+
+    @property
+    def programmatic(self) -> bool:
+        return False  # no other kernel comes before it
 
     @property
     def order(self) -> RingOrder:
@@ -85,11 +91,12 @@ class RingFields(KernelConfig):
             found.append(f"{self.k_chunks} K chunks do not divide K = {self.k} into steps of {tile_k}")
         if self.tile_m % ROW_GROUP:
             found.append(f"tile_m = {self.tile_m} is not a multiple of {ROW_GROUP} rows, which a warp packs")
-        if not 1 <= self.pieces <= MAX_PIECES or self.chunk_columns % (self.pieces * GROUP_COLUMNS):
-            found.append(
-                f"{self.pieces} pieces of {GROUP_COLUMNS} columns, 1 to {MAX_PIECES} "
-                f"that divide a chunk of {self.chunk_columns} are needed"
-            )
+        for pieces, most in ((self.pieces, MAX_PIECES), (self.prologue_pieces, MAX_PROLOGUE_PIECES)):
+            if not 1 <= pieces <= most or self.chunk_columns % (pieces * GROUP_COLUMNS):
+                found.append(
+                    f"{pieces} pieces of {GROUP_COLUMNS} columns, 1 to {most} "
+                    f"that divide a chunk of {self.chunk_columns} are needed"
+                )
         return [f"{self.name}: {text}" for text in found] + super().problems(arch)
 
 
@@ -98,13 +105,18 @@ def with_ring(config: RingFields, group: int, jitter: bool = False) -> RingField
     k, tile_k = config.k, config.tile[2]
     chunks = K_CHUNKS if k % (K_CHUNKS * tile_k) == 0 else 1
     chunk_pieces = k // chunks // GROUP_COLUMNS
+
+    def most_pieces(most: int) -> int:
+        return max(p for p in range(1, most + 1) if chunk_pieces % p == 0)
+
     return replace(
         config,
         group=group,
         slots=2 * group,
         first=min(ceil_div(FIRST_TILES, config.n_tiles), group),
         k_chunks=chunks,
-        pieces=max(p for p in range(1, MAX_PIECES + 1) if chunk_pieces % p == 0),
+        pieces=most_pieces(MAX_PIECES),
+        prologue_pieces=most_pieces(MAX_PROLOGUE_PIECES),
         jitter=jitter,
     )
 

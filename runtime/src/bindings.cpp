@@ -82,8 +82,10 @@ NB_MODULE(_core, m) {
       .def(
           "capturing",
           [](const Context& self, uint64_t stream) {
-            const ContextScope scope(self);
-            return capture_id(self.driver(), stream_of(stream)) != 0;
+            return self.explaining([&] {
+              const ContextScope scope(self);
+              return capture_id(self.driver(), stream_of(stream)) != 0;
+            });
           },
           "stream"_a)
       .def_prop_ro("status", [](const Context& self) {
@@ -102,7 +104,7 @@ NB_MODULE(_core, m) {
           "__init__",
           [](Kernel* self, std::shared_ptr<const Context> context, nb::bytes image, std::string name,
              std::string entry, unsigned threads, unsigned smem_bytes, std::array<unsigned, 3> cluster,
-             bool cooperative, std::array<int64_t, 3> grid, std::vector<Param> params) {
+             bool cooperative, bool programmatic, std::array<int64_t, 3> grid, std::vector<Param> params) {
             new (self) Kernel(std::move(context), std::string(image.c_str(), image.size()),
                               {std::move(name),
                                std::move(entry),
@@ -110,11 +112,12 @@ NB_MODULE(_core, m) {
                                smem_bytes,
                                cluster,
                                cooperative,
+                               programmatic,
                                {grid[0], grid[1], grid[2]},
                                std::move(params)});
           },
           "context"_a, "image"_a, "name"_a, "entry"_a, "threads"_a, "smem_bytes"_a, "cluster"_a,
-          "cooperative"_a, "grid"_a, "params"_a)
+          "cooperative"_a, "programmatic"_a, "grid"_a, "params"_a)
       .def_prop_ro("name", [](const Kernel& self) { return self.spec().name; })
       .def("ctas", &Kernel::ctas, "m"_a);
 

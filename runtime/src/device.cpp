@@ -2,12 +2,19 @@
 #include "device.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 namespace ringfp4 {
 namespace {
 
 constexpr size_t kStatusWords = 4;
+
+// The words of dsl/ring_order.py (REASONS), by the first word of status.
+constexpr std::array<std::string_view, 4> kReasons = {
+    "for an unknown reason", "a loader waited for packed rows", "a packing warp waited for a free slot",
+    "a warp waited for the absolute maximum of the other CTAs"};
 
 }  // namespace
 
@@ -55,6 +62,21 @@ Context::~Context() {
     // The context is gone, and its memory with it.
   }
   driver().cuDevicePrimaryCtxRelease(device_->handle());
+}
+
+Fault Context::explain(const Fault& fault) const {
+  const volatile uint32_t* words = status();
+  if (words[0] == 0) return fault;
+  const uint32_t reason = words[0];
+  std::string text = fault.what();
+  text += "; a fused kernel had stopped before: ";
+  text += kReasons[reason < kReasons.size() ? reason : 0];
+  text += " (reason " + std::to_string(reason) + ", counter " + std::to_string(words[1]) + ", waited for " +
+          std::to_string(words[2]) + ", saw " + std::to_string(words[3]) + "; docs/ring.md)";
+  Fault explained(fault.error_class, text, fault.remedy);
+  explained.code = fault.code;
+  explained.name = fault.name;
+  return explained;
 }
 
 ContextScope::ContextScope(const Context& context) : driver_(context.driver()) {

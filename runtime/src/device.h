@@ -47,7 +47,20 @@ class Context {
   // the context that the trap destroys. The first word is 0 as long as all is well.
   const volatile uint32_t* status() const { return status_; }
 
+  // Runs `calls`. After a kernel that gave up waiting has trapped, every call of the driver fails:
+  // the Fault that leaves here then says what the kernel waited for.
+  template <class Calls>
+  auto explaining(const Calls& calls) const {
+    try {
+      return calls();
+    } catch (const Fault& fault) {
+      throw explain(fault);
+    }
+  }
+
  private:
+  Fault explain(const Fault& fault) const;
+
   std::shared_ptr<const Device> device_;
   CUcontext handle_ = nullptr;
   int sms_ = 0;

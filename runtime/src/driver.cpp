@@ -29,6 +29,9 @@ const char* remedy_for(CUresult code) {
       return "load cubins built for this device: python -m ringfp4.build_cubins --arch ARCH --out DIR";
     case CUDA_ERROR_NO_DEVICE:
       return "this machine has no visible GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES";
+    case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
+      return "another program or MPS limit holds part of the GPU: use schedule='ring', which needs no grid "
+             "that is resident as a whole";
     case CUDA_ERROR_LAUNCH_FAILED:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_ILLEGAL_INSTRUCTION:

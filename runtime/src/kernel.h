@@ -78,7 +78,8 @@ struct KernelSpec {
   unsigned threads = 0;
   unsigned smem_bytes = 0;
   std::array<unsigned, 3> cluster = {1, 1, 1};
-  bool cooperative = false;  // all CTAs must be resident together
+  bool cooperative = false;   // all CTAs must be resident together
+  bool programmatic = false;  // waits by itself for the kernel before it: may be launched early
   Grid grid;
   std::vector<Param> params;
 };
@@ -95,9 +96,12 @@ class Kernel {
   const KernelSpec& spec() const { return spec_; }
   CUfunction function() const { return function_; }
   unsigned ctas(int64_t m) const;
+  // A CTA for each item of work; otherwise the kernel is persistent and they take several, in turn.
+  bool one_item_each(int64_t m) const;
 
  private:
   void prepare();
+  int64_t items(int64_t m) const;
   void compare_params() const;
 
   std::shared_ptr<const Context> context_;

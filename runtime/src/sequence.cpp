@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace ringfp4 {
@@ -11,11 +10,6 @@ namespace {
 
 constexpr int64_t kBlockRows = 128;    // rows of a tile of the swizzled scales
 constexpr int32_t kScaleIsGiven = -1;  // in place of a rule, for kernels that can also reduce
-
-// The words of dsl/ring_order.py (REASONS), by the first word of status.
-constexpr std::array<std::string_view, 4> kReasons = {
-    "for an unknown reason", "a loader waited for packed rows", "a packing warp waited for a free slot",
-    "a warp waited for the absolute maximum of the other CTAs"};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -78,11 +72,11 @@ void* Step::fill(size_t index, const Values& values) {
   return nullptr;
 }
 
-void Step::launch(const Values& values, CUstream stream) {
+void Step::launch(const Values& values, CUstream stream, bool follows) {
   const KernelSpec& spec = kernel_->spec();
   std::array<void*, kMaxParams> params{};
   for (size_t i = 0; i < spec.params.size(); ++i) params[i] = fill(i, values);
-  std::array<CUlaunchAttribute, 2> attributes{};
+  std::array<CUlaunchAttribute, 3> attributes{};
   unsigned count = 0;
   if (spec.cluster != std::array<unsigned, 3>{1, 1, 1}) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
@@ -91,6 +85,12 @@ void Step::launch(const Values& values, CUstream stream) {
   if (spec.cooperative) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     attributes[count++].value.cooperative = 1;
+  }
+  // An early CTA goes where a multiprocessor has become free. The CTAs of a persistent kernel must not:
+  // neighbours share tiles, and share them best where the hardware puts them on an idle device.
+  if (spec.programmatic && follows && kernel_->one_item_each(values.number[kM])) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.programmaticStreamSerializationAllowed = 1;
   }
   CUlaunchConfig config{};
   config.gridDimX = kernel_->ctas(values.number[kM]);
@@ -121,33 +121,15 @@ Sequence::Sequence(const Kernels& reduce, const Kernels& whole, const Kernels& e
 }
 
 void Sequence::run(const Call& call, Ring* ring) {
-  const ContextScope scope(*context_);
-  try {
+  context_->explaining([&] {
+    const ContextScope scope(*context_);
     std::optional<Ring::Use> use;
     if (ring != nullptr) use.emplace(*ring, call.stream);
     const std::lock_guard<std::mutex> lock(mutex_);  // the parameters' memory is shared by all runs
     const CUdeviceptr slots = ring != nullptr ? ring->data() : 0;
     const CUdeviceptr state = ring != nullptr ? ring->state() : 0;
     launch_all(call, call.slots != 0 ? call.slots : slots, call.state != 0 ? call.state : state);
-  } catch (const Fault& fault) {
-    throw explain(fault);
-  }
-}
-
-// A kernel that gave up waiting trapped, and every call fails from then on: say what it waited for.
-Fault Sequence::explain(const Fault& fault) const {
-  const volatile uint32_t* status = context_->status();
-  if (status[0] == 0) return fault;
-  const uint32_t reason = status[0];
-  std::string text = fault.what();
-  text += "; a fused kernel had stopped before: ";
-  text += kReasons[reason < kReasons.size() ? reason : 0];
-  text += " (reason " + std::to_string(reason) + ", counter " + std::to_string(status[1]) + ", waited for " +
-          std::to_string(status[2]) + ", saw " + std::to_string(status[3]) + "; docs/ring.md)";
-  Fault explained(fault.error_class, text, fault.remedy);
-  explained.code = fault.code;
-  explained.name = fault.name;
-  return explained;
+  });
 }
 
 void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state) {
@@ -177,15 +159,23 @@ void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state
     number[kMBlocks] = ceil_div(rows, kBlockRows);
   };
 
+  // The first kernel waits for whatever the stream did before, as a whole; the others wait for the one
+  // before them from within, so that only their starts overlap.
+  bool follows = false;
+  const auto launch = [&](std::vector<Step>& steps) {
+    for (Step& step : steps) {
+      step.launch(values, call.stream, follows);
+      follows = true;
+    }
+  };
+
   select_rows(0, call.m);
-  if (call.scale == 0) {
-    for (Step& step : reduce_) step.launch(values, call.stream);
-  }
-  for (Step& step : whole_) step.launch(values, call.stream);
+  if (call.scale == 0) launch(reduce_);
+  launch(whole_);
   if (each_chunk_.empty()) return;
   for (int64_t first = 0; first < call.m; first += capacity) {
     select_rows(first, std::min(capacity, call.m - first));
-    for (Step& step : each_chunk_) step.launch(values, call.stream);
+    launch(each_chunk_);
   }
 }
 

@@ -39,7 +39,8 @@ class Step {
     std::array<CUdeviceptr, kBuffers.size()> address{};
     std::array<int64_t, kSymbols.size()> number{};
   };
-  void launch(const Values& values, CUstream stream);
+  // follows: the kernel launched last on the stream was of this run.
+  void launch(const Values& values, CUstream stream, bool follows);
 
   const Kernel& kernel() const { return *kernel_; }
 
@@ -73,7 +74,6 @@ class Sequence {
 
  private:
   void launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state);
-  Fault explain(const Fault& fault) const;
 
   std::vector<Step> reduce_;
   std::vector<Step> whole_;

@@ -23,6 +23,7 @@ class CopyConfig(KernelConfig):
     entry: str = ""
     smem: int = 0
     extra_param: bool = False
+    early: bool = False  # launched before its predecessor has ended
     tensor: str = ""
 
     @property
@@ -40,6 +41,10 @@ class CopyConfig(KernelConfig):
     @property
     def grid(self) -> Grid:
         return Grid(rows_per_item=1)
+
+    @property
+    def programmatic(self) -> bool:
+        return self.early
 
     def params(self) -> tuple[Param, ...]:
         real = (Param("x", "pointer"), Param("y", "pointer"), Param("m", "i32"))

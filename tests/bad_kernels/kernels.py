@@ -22,7 +22,7 @@ class Copy:
     @cute.kernel
     def kernel(self, x: cute.Tensor, y: cute.Tensor, m: Int32):
         # Numbers only: the DSL would carry a whole configuration through its branches.
-        values, threads = self.config.values, self.config.threads
+        values, threads, variant = self.config.values, self.config.threads, self.config.variant
         low, high = self.config.setmaxnreg
         thread, _, _ = cute.arch.thread_idx()
         if cutlass.const_expr(low > 0):
@@ -30,9 +30,13 @@ class Copy:
                 cute.arch.setmaxregister_decrease(low)
             else:
                 cute.arch.setmaxregister_increase(high)
+        if cutlass.const_expr(variant == "waits"):
+            cute.arch.griddepcontrol_wait()
         held = cute.make_rmem_tensor((values,), Float32)
         for i in cutlass.range_constexpr(values):
             held[i] = x[thread + i * threads]
+        if cutlass.const_expr(variant == "waits_late"):
+            cute.arch.griddepcontrol_wait()
         cute.arch.sync_threads()
         if thread < m:
             for i in cutlass.range_constexpr(values):

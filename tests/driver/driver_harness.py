@@ -24,11 +24,11 @@ PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4}
 QUERIES = ("cuCtxGetCurrent", "cuStreamGetCaptureInfo")  # without effect, left out of logs
 
 
-def compile_driver(folder: Path) -> Path:
+def compile_driver(folder: Path, *options: str) -> Path:
     library = folder / "libfakecuda.so"
     compiler = shutil.which("cc")
     assert compiler, "the driver tests need a C compiler called cc"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-lpthread"]
+    command = [compiler, "-shared", "-fPIC", "-O1", *options, "-o", str(library), str(SOURCE), "-lpthread"]
     subprocess.run(command, check=True)
     return library
 
@@ -102,6 +102,7 @@ def kernel_json(config: KernelConfig, arch: str) -> dict[str, Any]:
         "params": [param.to_json() for param in config.params()],
         "grid": asdict(config.grid),
         "cluster": list(config.cluster),
+        "programmatic": config.programmatic,
         "config": asdict(config),
     }
 

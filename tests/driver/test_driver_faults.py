@@ -122,6 +122,9 @@ def test_the_words_of_a_stopped_kernel_come_with_the_next_error(fake: FakeDriver
     with pytest.raises(DriverError, match="reason 2, counter 17, waited for 48, saw 47") as caught:
         plan.sequence.run(ring, 7, M, **POINTERS)
     assert caught.value.code == LAUNCH_FAILED
+    fake.fail("cuStreamGetCaptureInfo", 1, LAUNCH_FAILED)
+    with pytest.raises(DriverError, match="reason 2"):
+        loaded.context.capturing(7)
     for reason, words in REASONS.items():
         ctypes.c_uint32.from_address(status).value = reason
         fake.fail("cuLaunchKernelEx", 1, LAUNCH_FAILED)

@@ -56,6 +56,8 @@ def test_ring_schedule_launches_chunks_in_order(fake: FakeDriver, folder: Path) 
     launches = fake.launches()
     absmax, pack, gemm = (config.name for config in linear_configs(N, K))
     assert [launch["kernel"] for launch in launches] == [absmax] + 3 * [pack, gemm]
+    # The first waits for the stream as a whole, each of the others from within for the one before it.
+    assert [launch["programmatic"] for launch in launches] == ["0"] + 6 * ["1"]
     assert all(launch["stream"] == hex(STREAM) for launch in launches)
     scale = hex(state + _core.SCALE_OFFSET)
     assert launches[0]["params"] == f"{X:#x},{K:#x},{M},0,{state:#x},{scale}"
@@ -111,6 +113,18 @@ def test_a_given_scale_replaces_the_reduction(fake: FakeDriver, folder: Path) ->
     launches = fake.launches()
     assert [launch["kernel"].split("_")[0] for launch in launches] == ["pack", "gemm"]
     assert all(hex(SCALE) in launch["params"] for launch in launches)
+    assert [launch["programmatic"] for launch in launches] == ["0", "1"]
+
+
+@pytest.mark.parametrize(("m", "early"), [(128, "1"), (40_000, "0")])
+def test_a_gemm_of_more_tiles_than_ctas_does_not_start_early(
+    fake: FakeDriver, folder: Path, m: int, early: str
+) -> None:
+    devices.load(0, folder)
+    lane = devices.artifacts(0).lane(STREAM)
+    plan = lane.plan(N, K, m, "prepacked")
+    run(plan, lane.ring(0), m=m, slots=0x900000)
+    assert [launch["programmatic"] for launch in fake.launches()] == ["0", "1", early]
 
 
 def test_fused_is_one_cooperative_launch(fake: FakeDriver, folder: Path) -> None:
@@ -122,7 +136,7 @@ def test_fused_is_one_cooperative_launch(fake: FakeDriver, folder: Path) -> None
     for scale, rule in ((0, 1), (SCALE, -1)):
         run(plan, ring, scale=scale, rule=1, x_stride=256)
         (launch,) = fake.launches()
-        assert launch["cooperative"] == "1"
+        assert (launch["cooperative"], launch["programmatic"]) == ("1", "0")
         assert launch["params"].endswith(f",{256:#x},{rule}")
         assert hex(scale or ring.state + _core.SCALE_OFFSET) in launch["params"]
 
