@@ -1,8 +1,8 @@
 """compute-sanitizer over the GPU tests: ``python tests/gpu/sanitize.py --cubins DIR [--arch ARCH]``.
 
-memcheck, racecheck, synccheck and initcheck, each over the exact cases of the reduced shapes at
-M = 1, 33, 129, 2048. The tests check the numbers as ever: a missing barrier that no tool reports
-still gives wrong results. Exit status 0 if all four are clean.
+memcheck, racecheck, synccheck and initcheck, each over the exact cases of the reduced shapes, of sm_12x
+or of sm_90a, at M = 1, 33, 129, 2048 and more. The tests check the numbers as ever: a missing barrier
+that no tool reports still gives wrong results. Exit status 0 if all four are clean.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 OUR_KERNELS = ("absmax_k", "pack_", "gemm_n")  # parts of their names; ring_gemm_n... too
+FILES = ("test_linear.py", "test_hopper.py")
 FINDINGS = 86  # exit status that means errors were found
 
 
@@ -37,16 +38,19 @@ def command(tool: str, arguments: argparse.Namespace) -> list[str]:
         for name in OUR_KERNELS:
             line += ["--kernel-name", f"kernel_substring={name}"]
     line += [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "--timeout", "0"]
-    line += [str(TESTS / "test_linear.py"), "-k", arguments.tests, "--cubins", str(arguments.cubins)]
+    line += [str(TESTS / name) for name in FILES]
+    line += ["-k", arguments.tests, "--cubins", str(arguments.cubins)]
     return line + (["--arch", arguments.arch] if arguments.arch else [])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cubins", type=Path, required=True, help="folder with the shapes of shapes.toml")
+    parser.add_argument("--cubins", type=Path, required=True, help="folder with the reduced shapes")
     parser.add_argument("--arch", help="for instance twin")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
-    parser.add_argument("--tests", default="reduced_exact", help="pytest -k expression")
+    parser.add_argument(
+        "--tests", default="reduced_exact or every_tile_at_small", help="pytest -k expression"
+    )
     parser.add_argument("--limit", type=int, default=1200, help="seconds for each tool")
     arguments = parser.parse_args()
     failed = 0
