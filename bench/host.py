@@ -1,8 +1,9 @@
 """Host time of a call: ``python -m bench host [--cubins DIR] [--arch ARCH] [--role qkv] [--m 2048]``.
 
 Only the time until the call returns is taken, in short batches with the device idle before each,
-so that nothing waits for a full launch queue. In the same run: PyTorch's BF16 ``F.linear`` and, if
-it is installed, Comfy Kitchen's quantise and matmul. Also what loading costs, and the time from
+so that nothing waits for a full launch queue; the contestants take turns. In the same run: PyTorch's
+BF16 ``F.linear``, its smallest launch (one element set to zero), which says how fast the host is, and,
+if it is installed, Comfy Kitchen's quantise and matmul. Also what loading costs, and the time from
 ``import ringfp4.runtime`` to a finished result in a fresh process.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import random
 import statistics
 import subprocess
 import sys
@@ -46,18 +48,21 @@ print(imported - start, loaded - imported, done - start)
 """
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Median over the batches of the mean host time of one call."""
-    call()
-    times = []
-    for _ in range(BATCHES):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(BATCH):
-            call()
-        times.append((time.perf_counter() - start) / BATCH)
+def microseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Of each call, the median over the batches of the mean host time."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(BATCHES + 1):
+        random.shuffle(names)  # what ran before decides what is in the CPU's caches
+        for name in names:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(BATCH):
+                calls[name]()
+            if turn > 0:  # the first one warms up
+                times[name].append((time.perf_counter() - start) / BATCH)
     torch.cuda.synchronize()
-    return 1e6 * statistics.median(times)
+    return {name: 1e6 * statistics.median(taken) for name, taken in times.items()}
 
 
 def launches_only(x: torch.Tensor, w: runtime.Nvfp4Weight, y: torch.Tensor) -> Callable[[], object]:
@@ -130,7 +135,7 @@ def main(argv: list[str]) -> int:
     x = torch.randn(m, k, device=device).bfloat16()
     weight = torch.randn(n, k, device=device).bfloat16()
     w = runtime.Nvfp4Weight.from_bf16(weight)
-    y, scale = runtime.ring_linear(x, w), torch.ones((), device=device)
+    y, scale, one = runtime.ring_linear(x, w), torch.ones((), device=device), torch.ones(1, device=device)
     plan = devices.artifacts(device.index).lane(streams.current(device.index)).plan(n, k, m, "auto")
 
     print(f"{torch.cuda.get_device_name()}, {plan.arch}, {arguments.role}: N = {n}, K = {k}, M = {m}")
@@ -138,16 +143,19 @@ def main(argv: list[str]) -> int:
     calls: dict[str, Callable[[], object] | None] = {
         "ring_linear": lambda: runtime.ring_linear(x, w),
         "ring_linear, schedule ring": lambda: runtime.ring_linear(x, w, schedule="ring"),
+        "ring_linear, schedule fused": lambda: runtime.ring_linear(x, w, schedule="fused"),
         "ring_linear, scale and out given": lambda: runtime.ring_linear(x, w, scale=scale, out=y),
         "its launches (C++)": launches_only(x, w, y),
         "torch.ops.ringfp4.linear": lambda: torch.ops.ringfp4.linear(
             x, *w.operands(), w.tensor_scale, n, None, "fp32", None, "auto"
         ),
+        "PyTorch, one element set to zero": lambda: one.zero_(),
         "F.linear, BF16": lambda: torch.nn.functional.linear(x, weight),
         "Comfy Kitchen, quantise and matmul": comfy_linear(x, weight),
     }
-    for name, call in calls.items():
-        print(f"{name:36} {'not installed' if call is None else f'{microseconds(call):9.2f}'}")
+    times = microseconds({name: call for name, call in calls.items() if call is not None})
+    for name in calls:
+        print(f"{name:36} {f'{times[name]:9.2f}' if name in times else 'not installed'}")
     print(f"device memory beside x, weight and y at {FULL_ROWS:,} rows, bytes: {memory_beyond(w)}")
     imported, loaded, total = first_result(n, k, m, paths, arguments.arch)
     print(f"fresh process, ms: import {imported:.1f}, load {loaded:.1f}, to the first result {total:.1f}")

@@ -14,7 +14,10 @@ tensor cores can beat it.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -49,7 +52,7 @@ except ImportError:
 ROWS = (1, 16, 128, 512, 946, 2048, 8192, FULL_ROWS)
 SPEEDS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3)  # marked in the plot
 SCHEDULES = ("prepacked", "ring", "fused")
-CUBLAS, COMFY, CALIBRATED = "cuBLAS BF16", "Comfy", "calibrated"
+CUBLAS, COMFY, CALIBRATED, LIMIT = "cuBLAS BF16", "Comfy", "calibrated", "limit"
 # The contract's bound (docs/numerics.md): rounding to BF16, and FP32 sums in any order.
 RELATIVE, ACCUMULATED = 2.0**-8, 2.0**-18
 
@@ -89,7 +92,7 @@ class Result:
     def rows(self) -> list[Row]:
         shape = f"{self.role} {self.m} x {self.k} -> {self.n}"
         flop = 2 * self.m * self.k * self.n
-        timings = self.timings | {"limit": Timing(self.limit, self.limit, self.limit)}
+        timings = self.timings | {LIMIT: Timing(self.limit, self.limit, self.limit)}
         return [Row(name, shape, timing, flop=flop) for name, timing in timings.items()]
 
 
@@ -102,24 +105,48 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--eager", action="store_true", help="time calls from Python, not graph replays")
     parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
-    parser.add_argument("--plot", type=Path, help="draw speed over M into this PNG file")
+    parser.add_argument("--plot", type=Path, help="draw speed over M into this PNG file (needs matplotlib)")
+    parser.add_argument("--from-json", type=Path, help="report what an earlier run wrote, measure nothing")
     args = parser.parse_args(argv)
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib; write --json here and draw it elsewhere with --from-json")
+    if args.from_json:
+        report(*read_results(args.from_json), args)
+        return 0
     device = require_cuda()
     load_cubins(args)
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)  # it warns at every call that falls back
     ceilings = measure_ceilings(device)
     results = [result for role in args.roles for result in measure_role(role, args, device, ceilings)]
     title = describe(device, ceilings) + ("; called from Python" if args.eager else "")
-    header, lines = table(results)
-    print_table(title, header, lines)
     if args.json:
         rows = [row for result in results for row in result.rows()]
         write_json(args.json, rows, title=title, ceilings=asdict(ceilings))
+    report(title, results, args)
+    return 0
+
+
+def report(title: str, results: Sequence[Result], args: argparse.Namespace) -> None:
+    header, lines = table(results)
+    print_table(title, header, lines)
     if args.markdown:
         write(args.markdown, markdown(title, header, lines))
     if args.plot:
         plot(args.plot, title, results)
-    return 0
+
+
+def read_results(path: Path) -> tuple[str, list[Result]]:
+    """Title and results of a file that ``--json`` wrote."""
+    content = json.loads(path.read_text())
+    shapes: dict[str, dict[str, Timing]] = {}
+    for row in content["rows"]:
+        shapes.setdefault(row["shape"], {})[row["what"]] = Timing(**row["timing"])
+    results = []
+    for shape, timings in shapes.items():
+        role, m, k, n = re.fullmatch(r"(\w+) (\d+) x (\d+) -> (\d+)", shape).groups()  # type: ignore[union-attr]
+        limit = timings.pop(LIMIT).median
+        results.append(Result(role, int(m), int(k), int(n), limit, timings))
+    return content["title"], results
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
