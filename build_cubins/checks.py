@@ -13,7 +13,7 @@ PTXAS = "12.9"  # of the DSL's default flavour
 PTX_ISA = {"12.9": "8.8", "13.0": "9.0", "13.1": "9.1", "13.2": "9.2", "13.3": "9.3", "13.4": "9.4"}
 MAX_BARRIERS = 16
 _PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i32": 4, "i64": 8}
-_GLOBAL_ACCESS = re.compile(r"(LD|ST|RED|ATOM|REDG|ATOMG|LDG|STG|LDGSTS|UTMALDG|UTMASTG|UBLKCP|UBLKRED)\b")
+_GLOBAL_ACCESS = re.compile(r"(LDG?|STG?|REDG?|ATOMG?|LDGSTS|UTM(?!ACCTL)\w+|UBLK\w+)\b")
 _WARPGROUP = 128  # threads; setmaxnreg is for whole warpgroups
 
 Problem = tuple[str, object, object]  # what, expected, got
@@ -110,17 +110,15 @@ def _instructions(job: Job, built: Built) -> Iterator[Problem]:
 
 def _start(job: Job, built: Built) -> Iterator[Problem]:
     """A kernel that is launched early must not touch what others use before it has waited."""
-    opcodes = [instruction.opcode for instruction in built.sass.code]
-    waits = [at for at, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     if not job.config.programmatic:
         return
-    if not waits:
+    if not built.sass.count("ACQBULK"):
         yield "wait for the kernel before (griddepcontrol.wait)", "present", "absent"
         return
-    early = [opcode for opcode in opcodes[: waits[0]] if _GLOBAL_ACCESS.match(opcode)]
+    early = [i.opcode for i in built.sass.before("ACQBULK") if _GLOBAL_ACCESS.match(i.opcode)]
     allowed = job.config.sass_rules(job.arch).early_loads
-    if len(early) > allowed or not all(opcode.startswith("LDG") for opcode in early):
-        expected = f"at most {allowed} loads" if allowed else "none"
+    if len(early) > allowed or not all(opcode.startswith("LDG.E.128") for opcode in early):
+        expected = f"at most {allowed} loads of 16 bytes" if allowed else "none"
         yield "accesses of global memory before griddepcontrol.wait", expected, ", ".join(early)
 
 

@@ -38,6 +38,21 @@ class Sass:
         """Instructions whose opcode the regular expression matches from its start."""
         return count(Counter(i.opcode for i in self.code), pattern)
 
+    def before(self, pattern: str) -> list[Instruction]:
+        """What can be executed before the first instruction of such an opcode; all, if some path has none.
+
+        A predicated one does not count, since it may not be executed.
+        """
+        reached: set[int] = set()
+        stack = [0]
+        while stack:
+            at = stack.pop()
+            stops = re.match(pattern, self.code[at].opcode) and not self.code[at].predicated
+            if at not in reached and not stops:
+                reached.add(at)
+                stack += _successors(self, at)
+        return [self.code[at] for at in sorted(reached)]
+
     def main_loop(self) -> Counter[str]:
         """Opcodes of the main loop; empty for a kernel without tensor instructions."""
         bodies = [set(body) for body in natural_loops(self)]

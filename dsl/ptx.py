@@ -15,7 +15,8 @@ def hand_over():
     """Begin where the kernel before ended: wait until it is complete and its writes are visible.
 
     From then on the kernel after this one may be launched. Every thread must call it before it touches
-    memory that other kernels of the sequence use (programmatic dependent launch, CUDA programming guide).
+    memory that other kernels of the sequence use (programmatic dependent launch, CUDA programming guide). In
+    a kernel that is not launched early there is nothing to wait for.
     """
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()

@@ -96,7 +96,7 @@ class Ring:
 
     @cute.jit
     def recycle(self, tile: Int32, leads: Boolean) -> None:
-        """Consumers, after the last load of an output tile; the one thread that ``leads`` arrives.
+        """Consumers, once all loads of an output tile have landed; the one thread that ``leads`` arrives.
 
         It has itself waited for every load of the output tile.
         """

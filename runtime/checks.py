@@ -10,6 +10,7 @@ from ringfp4.runtime.plan import SCHEDULES
 from ringfp4.runtime.reference import SCALE_RULES
 from ringfp4.runtime.weight import Nvfp4Weight
 
+SCHEDULE_NAMES = ("auto", *SCHEDULES)
 FALLBACKS = (None, "reference", "dequantise")
 _ALIGNMENT = 16  # bytes: the kernels load vectors of 16 bytes and TMA wants no less
 _BF16 = 2  # bytes
@@ -88,8 +89,8 @@ def address(name: str, tensor: torch.Tensor) -> None:
 
 def options(schedule: str, scale_rule: str, fallback: str | None) -> None:
     """Raise InputError for an unknown name."""
-    if schedule not in ("auto", *SCHEDULES):
-        raise InputError("unknown schedule", expected=" or ".join(("auto", *SCHEDULES)), got=repr(schedule))
+    if schedule not in SCHEDULE_NAMES:
+        raise InputError("unknown schedule", expected=" or ".join(SCHEDULE_NAMES), got=repr(schedule))
     if scale_rule not in SCALE_RULES:
         raise InputError("unknown scale_rule", expected=" or ".join(SCALE_RULES), got=repr(scale_rule))
     if fallback not in FALLBACKS:

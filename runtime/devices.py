@@ -129,7 +129,8 @@ class Artifacts:
                     return entry
             ordered = sorted(variants, key=by_capacity)
             allowed = [entry for entry in ordered if fixed_slots(entry) <= slot_rows]
-            return self._modelled(allowed or ordered, min(m, capacity_rows) if name == "ring" else m)
+            rows = min(m, capacity_rows) if name == "ring" else m
+            return self._modelled(allowed, rows) if allowed else ordered[0]
 
         return build(self.table, self.kernels.__getitem__, schedule, n, k, capacity_rows, choose)
 

@@ -33,6 +33,7 @@ CONFIGS = [
     CopyConfig(variant="no_mma", tensor=r"^OMMA\.SF\..*\.4X$"),
     CopyConfig(variant="waits", early=True),
     CopyConfig(variant="waits_late", early=True),
+    CopyConfig(variant="loads_words", early=True, early_loads=4),
     CopyConfig(variant="never_waits", early=True),
     CopyConfig(variant="raises"),
     CopyConfig(variant="aborts"),
@@ -78,6 +79,7 @@ def test_right_kernels_pass(built: Results, variant: str) -> None:
         ("param", "bytes of each parameter in the PTX: expected x:8 y:8 m:4 bias:8, got 8 8 4"),
         ("never_waits", "wait for the kernel before (griddepcontrol.wait): expected present, got absent"),
         ("waits_late", "accesses of global memory before griddepcontrol.wait: expected none, got LDG"),
+        ("loads_words", "expected at most 4 loads of 16 bytes, got LDG.E, LDG.E, LDG.E, LDG.E"),
         ("no_mma", r"tensor instructions: expected at least 1 ^OMMA\.SF\..*\.4X$, got 0"),
     ],
 )
@@ -88,7 +90,7 @@ def test_wrong_kernels_are_refused(built: Results, variant: str, reason: str) ->
 def test_each_wrong_kernel_has_one_fault(built: Results) -> None:
     """So the reason above is the kernel's own, not a side effect of another rule."""
     faulty = ("spills", "dropped", "ragged", "greedy", "renamed", "param", "no_mma")
-    for variant in (*faulty, "never_waits", "waits_late"):
+    for variant in (*faulty, "never_waits", "waits_late", "loads_words"):
         assert ";" not in refusal(of(variant), built[0][variant]), variant
 
 

@@ -88,3 +88,29 @@ def test_kernel_without_loops_has_no_main_loop() -> None:
 def test_empty_listing_is_refused() -> None:
     with pytest.raises(BuildError, match="no instructions"):
         read_sass("nvdisasm fatal   : something")
+
+
+@pytest.mark.parametrize(
+    ("lines", "before"),
+    [
+        (("S2R R0, SR_TID.X", "ACQBULK", "STG.E desc[UR4][R2.64], R0", "EXIT"), ["S2R"]),
+        (("@P0 ACQBULK", "STG.E desc[UR4][R2.64], R0", "EXIT"), ["ACQBULK", "STG.E", "EXIT"]),
+        # One of two ways to the store waits.
+        (
+            (
+                "@P0 BRA `(.L_x_0)",
+                "ACQBULK",
+                "BRA `(.L_x_1)",
+                ".L_x_0",
+                "NOP",
+                ".L_x_1",
+                "STG.E [R2], R0",
+                "EXIT",
+            ),
+            ["BRA", "NOP", "STG.E", "EXIT"],
+        ),
+        (("@P0 EXIT", "ACQBULK", "STG.E desc[UR4][R2.64], R0", "EXIT"), ["EXIT"]),
+    ],
+)
+def test_what_can_be_executed_before_a_wait(lines: tuple[str, ...], before: list[str]) -> None:
+    assert [i.opcode for i in read_sass(listing(*lines)).before("ACQBULK")] == before

@@ -63,6 +63,7 @@ def test_a_linear_that_no_ring_suits_has_none() -> None:
         ({"first": 17}, "first group of 17 tiles is larger than a group of 16"),
         ({"k_chunks": 5}, "5 K chunks do not divide K = 5376"),
         ({"pieces": 5}, "5 pieces of 64 columns, 1 to 4 that divide a chunk of 768 are needed"),
+        ({"prologue_pieces": 9}, "9 pieces of 64 columns, 1 to 8 that divide a chunk of 768 are needed"),
         ({"tile_m": 256, "warps_m": 8, "warps_n": 2}, "packing needs 128"),
         ({"producer_warps": 8}, "8 producer warps, a loader and 3 packers are needed"),
         ({"producer_registers": 120}, "warps ask for 70656 registers, the launch holds 64512: deadlock"),
@@ -123,7 +124,7 @@ EVENTS = {
     "warp": r"bar\.warp\.sync",
     "release": r"red\.release\.gpu\.global\.add",
     "maximum": r"red\.relaxed\.gpu\.global\.max",
-    "meet": r"(barrier\.cta|bar|barrier)\.sync(\.aligned)?\s+(%r\d+|9)\b",
+    "meet": r"\bbar\.sync\s+9, ",
     "finish": r"atom\.global\.acq_rel(\.gpu)?\.add",
 }
 

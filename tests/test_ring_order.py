@@ -293,7 +293,7 @@ def caught(launch: Launch, seeds: int = 40) -> list[str]:
 
 
 def test_the_correct_protocol_is_not_accused() -> None:
-    assert caught(Launch(ORDER, m=20, grid=3)) == []
+    assert caught(Launch(ORDER, m=20, grid=3, amax=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
-# Variants of the fused kernels, the default first: m tiles of a group; on Hopper (tile_m, m tiles).
+# Variants of the fused kernels (runtime/devices.py chooses): m tiles of a group; on Hopper (tile_m, m tiles).
 RING_GROUPS = (16, 8)
 HOPPER_RINGS = ((256, 6), (256, 4), (232, 6), (208, 4))
 

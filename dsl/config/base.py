@@ -68,7 +68,8 @@ class SassRules:
     tensor_count: int = 0  # at least this many of them
     setmaxnreg: bool = False  # USETMAXREG must be there
     max_registers: int = 255
-    early_loads: int = 0  # before griddepcontrol.wait, of memory that no kernel of a sequence writes
+    # Loads of 16 bytes before griddepcontrol.wait, of memory that no kernel of a sequence writes.
+    early_loads: int = 0
     max_wgmma_waits: int | None = None  # sm_90a: more waits than this means serialised wgmma
 
 
@@ -109,7 +110,7 @@ class KernelConfig:
 
     @property
     def programmatic(self) -> bool:
-        """The kernel may be launched while the one before it in a sequence still runs.
+        """The kernel is to be launched while the one before it in a sequence still runs.
 
         Before it touches memory that kernels have in common, it waits for that one's end by itself.
         """

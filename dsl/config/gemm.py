@@ -161,10 +161,6 @@ class GemmConfig(KernelConfig):
     # Launch
 
     @property
-    def programmatic(self) -> bool:
-        return True
-
-    @property
     def grid(self) -> Grid:
         return Grid(rows_per_item=self.tile_m, items=self.n_tiles, ctas_per_sm=1)
 

@@ -102,7 +102,12 @@ class HopperGemmConfig(KernelConfig):
 
     @property
     def programmatic(self) -> bool:
-        return True
+        """Small tiles only, of which a multiprocessor takes several CTAs.
+
+        A CTA that starts early goes where there is room. Those of larger tiles must not: neighbours share
+        tiles, and share them best where the hardware puts them on an idle device.
+        """
+        return self.ctas_per_sm > 1
 
     @property
     def rows_in_smem(self) -> int:

@@ -160,7 +160,7 @@ class HopperRingGemmConfig(RingFields, HopperGemmConfig):
 
     @classmethod
     def for_linear(
-        cls, n: int, k: int, tile_m: int = 208, group: int = 7, jitter: bool = False
+        cls, n: int, k: int, tile_m: int = 208, group: int = 4, jitter: bool = False
     ) -> HopperRingGemmConfig:
         return with_ring(cls(features=n, k=k, tile_m=tile_m), group, jitter)
 

@@ -65,6 +65,7 @@ Context::~Context() {
 }
 
 Fault Context::explain(const Fault& fault) const {
+  if (forked()) return fault;  // the parent's memory for it may not be here
   const volatile uint32_t* words = status();
   if (words[0] == 0) return fault;
   const uint32_t reason = words[0];

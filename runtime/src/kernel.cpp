@@ -150,17 +150,10 @@ Kernel::~Kernel() {
   }
 }
 
-int64_t Kernel::items(int64_t m) const {
-  const Grid& grid = spec_.grid;
-  return (m + grid.rows_per_item - 1) / grid.rows_per_item * grid.items;
-}
-
-bool Kernel::one_item_each(int64_t m) const { return items(m) <= ctas(m); }
-
 unsigned Kernel::ctas(int64_t m) const {
   const Grid& grid = spec_.grid;
   const int64_t cluster = int64_t{spec_.cluster[0]} * spec_.cluster[1] * spec_.cluster[2];
-  int64_t ctas = items(m);
+  int64_t ctas = (m + grid.rows_per_item - 1) / grid.rows_per_item * grid.items;
   if (grid.ctas_per_sm > 0) ctas = std::min(ctas, grid.ctas_per_sm * context_->sms());
   return static_cast<unsigned>(std::max(ctas / cluster * cluster, cluster));
 }

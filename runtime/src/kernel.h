@@ -96,12 +96,9 @@ class Kernel {
   const KernelSpec& spec() const { return spec_; }
   CUfunction function() const { return function_; }
   unsigned ctas(int64_t m) const;
-  // A CTA for each item of work; otherwise the kernel is persistent and they take several, in turn.
-  bool one_item_each(int64_t m) const;
 
  private:
   void prepare();
-  int64_t items(int64_t m) const;
   void compare_params() const;
 
   std::shared_ptr<const Context> context_;

@@ -86,9 +86,7 @@ void Step::launch(const Values& values, CUstream stream, bool follows) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     attributes[count++].value.cooperative = 1;
   }
-  // An early CTA goes where a multiprocessor has become free. The CTAs of a persistent kernel must not:
-  // neighbours share tiles, and share them best where the hardware puts them on an idle device.
-  if (spec.programmatic && follows && kernel_->one_item_each(values.number[kM])) {
+  if (spec.programmatic && follows) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attributes[count++].value.programmaticStreamSerializationAllowed = 1;
   }

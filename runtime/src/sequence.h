@@ -39,7 +39,7 @@ class Step {
     std::array<CUdeviceptr, kBuffers.size()> address{};
     std::array<int64_t, kSymbols.size()> number{};
   };
-  // follows: the kernel launched last on the stream was of this run.
+  // follows: this run has launched a kernel before.
   void launch(const Values& values, CUstream stream, bool follows);
 
   const Kernel& kernel() const { return *kernel_; }

@@ -24,6 +24,7 @@ class CopyConfig(KernelConfig):
     smem: int = 0
     extra_param: bool = False
     early: bool = False  # launched before its predecessor has ended
+    early_loads: int = 0
     tensor: str = ""
 
     @property
@@ -51,4 +52,8 @@ class CopyConfig(KernelConfig):
         return (*real, Param("bias", "pointer")) if self.extra_param else real
 
     def sass_rules(self, arch: str) -> SassRules:
-        return SassRules(tensor_instruction=self.tensor, setmaxnreg=self.setmaxnreg != (0, 0))
+        return SassRules(
+            tensor_instruction=self.tensor,
+            setmaxnreg=self.setmaxnreg != (0, 0),
+            early_loads=self.early_loads,
+        )

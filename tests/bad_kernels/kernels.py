@@ -35,7 +35,7 @@ class Copy:
         held = cute.make_rmem_tensor((values,), Float32)
         for i in cutlass.range_constexpr(values):
             held[i] = x[thread + i * threads]
-        if cutlass.const_expr(variant == "waits_late"):
+        if cutlass.const_expr(variant in ("waits_late", "loads_words")):
             cute.arch.griddepcontrol_wait()
         cute.arch.sync_threads()
         if thread < m:

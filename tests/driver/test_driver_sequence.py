@@ -56,8 +56,8 @@ def test_ring_schedule_launches_chunks_in_order(fake: FakeDriver, folder: Path) 
     launches = fake.launches()
     absmax, pack, gemm = (config.name for config in linear_configs(N, K))
     assert [launch["kernel"] for launch in launches] == [absmax] + 3 * [pack, gemm]
-    # The first waits for the stream as a whole, each of the others from within for the one before it.
-    assert [launch["programmatic"] for launch in launches] == ["0"] + 6 * ["1"]
+    # Packing waits from within for the kernel before it, the others for the stream as a whole.
+    assert [launch["programmatic"] for launch in launches] == ["0"] + 3 * ["1", "0"]
     assert all(launch["stream"] == hex(STREAM) for launch in launches)
     scale = hex(state + _core.SCALE_OFFSET)
     assert launches[0]["params"] == f"{X:#x},{K:#x},{M},0,{state:#x},{scale}"
@@ -113,17 +113,20 @@ def test_a_given_scale_replaces_the_reduction(fake: FakeDriver, folder: Path) ->
     launches = fake.launches()
     assert [launch["kernel"].split("_")[0] for launch in launches] == ["pack", "gemm"]
     assert all(hex(SCALE) in launch["params"] for launch in launches)
-    assert [launch["programmatic"] for launch in launches] == ["0", "1"]
+    assert [launch["programmatic"] for launch in launches] == ["0", "0"]  # nothing of this call comes before
 
 
-@pytest.mark.parametrize(("m", "early"), [(128, "1"), (40_000, "0")])
-def test_a_gemm_of_more_tiles_than_ctas_does_not_start_early(
-    fake: FakeDriver, folder: Path, m: int, early: str
+@pytest.mark.parametrize(("tile", "early"), [((16, 1, 4), "1"), ((208, 2, 1), "0")])
+def test_small_hopper_tiles_start_early(
+    fake: FakeDriver, tmp_path: Path, tile: tuple[int, int, int], early: str
 ) -> None:
-    devices.load(0, folder)
+    tile_m, consumers, ctas_per_sm = tile
+    gemm = HopperGemmConfig(features=N, k=K, tile_m=tile_m, consumers=consumers, ctas_per_sm=ctas_per_sm)
+    configs = [AbsmaxConfig(k=K), PackConfig(k=K, output="bf16"), HopperRepackConfig(k=K), gemm]
+    fake.set_capability(9, 0)
+    devices.load(0, write_folder(tmp_path / "hopper", configs, "sm_90a"))
     lane = devices.artifacts(0).lane(STREAM)
-    plan = lane.plan(N, K, m, "prepacked")
-    run(plan, lane.ring(0), m=m, slots=0x900000)
+    run(lane.plan(N, K, M, "prepacked"), lane.ring(0), slots=0x900000)
     assert [launch["programmatic"] for launch in fake.launches()] == ["0", "1", early]
 
 

@@ -11,7 +11,7 @@ import pytest
 from driver_harness import FakeDriver, linear_configs, write_folder
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingGemmConfig
-from ringfp4.errors import InputError, UnservedError
+from ringfp4.errors import InputError, RingError, UnservedError
 from ringfp4.runtime import Ring, devices, tuning
 from ringfp4.runtime.tuning import Choice
 
@@ -144,3 +144,18 @@ def test_hopper_rings_are_chosen_by_rows(fake: FakeDriver, tmp_path: Path) -> No
     artifacts.sms = 132
     assert artifacts.plan("fused", 21504, 5376, 2048, 4096).kernels[0].name == rings[1].name
     assert artifacts.plan("fused", 21504, 5376, 2048, 4 * 176).kernels[0].name == rings[0].name
+
+
+def test_a_streams_own_ring_grows_to_the_fused_kernel_that_suits(fake: FakeDriver, tmp_path: Path) -> None:
+    """208 rows suit 2,048 better, but there the ring has 3,328; a caller's Ring has what it has."""
+    n, k, m = 21504, 5376, 2048
+    rings = [HopperRingGemmConfig.for_linear(n, k, *ring) for ring in ((176, 2), (208, 8))]
+    fake.set_capability(9, 0)
+    devices.load(0, write_folder(tmp_path / "hopper", rings, "sm_90a"))
+    artifacts = devices.artifacts(0)
+    artifacts.sms = 132
+    own, callers = artifacts.lane(7), Ring(2048, k, 0)
+    assert own.plan(n, k, m, "fused").capacity_rows == 16 * 208
+    assert callers.plan(n, k, m, "fused").capacity_rows == 4 * 176
+    with pytest.raises(RingError, match=f"expected {4 * 176} rows"):
+        Ring(512, k, 0).plan(n, k, m, "fused")
