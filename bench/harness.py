@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from ringfp4 import runtime
 from ringfp4.errors import DriverError
+from ringfp4.files import write_atomically
 
 Run = Callable[[int], object]  # run on input number i
 REPLAY_MILLISECONDS = 2.0  # at least, for each timing
@@ -177,6 +178,4 @@ def write_json(path: Path, rows: Sequence[Row], **facts: object) -> None:
         **facts,
         "rows": [asdict(row) for row in rows],
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

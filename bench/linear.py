@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import logging
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 import torch
 from ringfp4 import runtime
 from ringfp4.errors import InputError, UnservedError
+from ringfp4.files import write_atomically
 from ringfp4.runtime import lowlevel, reference
 from ringfp4.validate.gates import FULL_ROWS, ROLES
 from torch.nn import functional
@@ -130,7 +132,7 @@ def report(title: str, results: Sequence[Result], args: argparse.Namespace) -> N
     header, lines = table(results)
     print_table(title, header, lines)
     if args.markdown:
-        write(args.markdown, markdown(title, header, lines))
+        write_atomically(args.markdown, markdown(title, header, lines).encode())
     if args.plot:
         plot(args.plot, title, results)
 
@@ -287,12 +289,6 @@ def markdown(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) 
     return f"{title}\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def plot(path: Path, title: str, results: Sequence[Result]) -> None:
     """One panel a linear: each contestant's speed relative to cuBLAS BF16, over M."""
     import matplotlib as mpl
@@ -321,7 +317,7 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> None:
     figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=7)
     figure.suptitle(title, fontsize=8)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=150)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
     pyplot.close(figure)
-    temporary.replace(path)
+    write_atomically(path, image.getvalue())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import threading
 import time
 import zlib
 from pathlib import Path
+
+from ringfp4.files import write_atomically
 
 _DAYS = 30  # an entry that no build used for so long goes
 
@@ -35,6 +36,7 @@ class Cache:
         return content
 
     def store(self, key: str, content: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file(key), gzip.compress(content, 6, mtime=0))
 
     def prune(self) -> None:
@@ -46,13 +48,3 @@ class Cache:
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.json.gz"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        file.write_bytes(content)
-        os.replace(file, path)
-    finally:
-        file.unlink(missing_ok=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringfp4.build_cubins.cache import write_atomically
 from ringfp4.build_cubins.elf import Cubin, read_cubin
 from ringfp4.build_cubins.report import markdown_table
 from ringfp4.build_cubins.sass import TENSOR, Sass, count, read_sass
 from ringfp4.build_cubins.tools import disassemble
 from ringfp4.errors import RingFP4Error
+from ringfp4.files import write_atomically
 
 INTRODUCTION = """\
 # Machine code
@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, text.encode())
     else:
         print(text, end="")

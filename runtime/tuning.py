@@ -13,13 +13,13 @@ import logging
 import os
 import re
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfp4.errors import InputError, UnservedError
+from ringfp4.files import write_atomically
 from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, SCHEDULES
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ def store(artifacts: Artifacts, choices: Sequence[Choice]) -> Path:
     content = {"identity": identity(artifacts), "choices": [asdict(choice) for choice in (*kept, *choices)]}
     file = cache_file(artifacts)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as scratch:
-        scratch.write(json.dumps(content, indent=1) + "\n")
-    os.replace(scratch.name, file)
+    write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
     return file
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
+import io
 from pathlib import Path
 
 import numpy as np
 import torch
+from ringfp4.files import write_atomically
 from ringfp4.runtime import reference
 from ringfp4.validate import comfy
 from ringfp4.validate import quantiser_cases as cases
@@ -66,9 +67,9 @@ def main() -> None:
     arrays |= {f"random_{key}": value for key, value in comfy_bytes(group).items()}
     arrays["random_x"] = torch.stack([case.blocks for case in group[::2]]).view(torch.int16).numpy()
     arrays["random_scale"] = torch.stack([case.scale for case in group]).numpy()
-    temporary = out.with_suffix(".tmp.npz")
-    np.savez_compressed(temporary, **arrays)
-    os.replace(temporary, out)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomically(out, content.getvalue())
     blocks = sum(len(array) for name, array in arrays.items() if name.endswith("_sf"))
     print(f"{out}: {out.stat().st_size} bytes, {blocks} blocks")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from ringfp4.files import write_atomically
 
 FORMAT = 1
 
@@ -62,11 +62,4 @@ def write_json(path: Path, environment: dict[str, Any], results: list[Result]) -
         "results": [asdict(result) for result in results],
         "exit_status": exit_status(results),
     }
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            json.dump(content, file, indent=2)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_atomically(path, json.dumps(content, indent=2).encode())
