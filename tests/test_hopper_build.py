@@ -16,8 +16,8 @@ from ringfp4.dsl.config.hopper import SMEM_PER_SM, HopperGemmConfig, HopperRepac
 from ringfp4.dsl.config.ring import HopperRingGemmConfig
 from ringfp4.errors import ConfigError
 from ringfp4.runtime.choose_tile import Tile, choose_tile, cycles
+from ringfp4.validate.gates import ROLES
 
-ROLES = {"qkv": (21504, 5376), "attn_out": (5376, 7168), "fc1": (28672, 5376), "fc2": (5376, 14336)}  # N, K
 needs_dsl = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs the build extra (the DSL)"
 )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_harness import FakeDriver, compile_driver
+from driver_harness import FakeDriver, K, N, compile_driver, linear_configs, write_folder
+from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.runtime import devices
 
 
@@ -26,3 +27,10 @@ def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]
     yield driver
     devices.unload()
     driver.reset()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Artefacts of the small linear, unfused, and of a fused one with K = 256."""
+    fused = RingGemmConfig.for_linear(N, 256, group=1)
+    return write_folder(tmp_path / "cubins", [*linear_configs(N, K), fused])

@@ -19,6 +19,7 @@ from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 
+N, K, M = 256, 128, 300  # a small linear
 SOURCE = Path(__file__).parent / "fake_driver.c"
 PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4}
 QUERIES = ("cuCtxGetCurrent", "cuStreamGetCaptureInfo")  # without effect, left out of logs

@@ -13,13 +13,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from driver_harness import FakeDriver, linear_configs, write_folder
+from driver_harness import FakeDriver, K, M, N, linear_configs, write_folder
 from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.dsl.ring_order import REASONS
 from ringfp4.errors import ArtifactError, DriverError, UnservedError
 from ringfp4.runtime import Ring, _core, devices
 
-N, K, M = 256, 128, 300
 POINTERS = {name: (i + 1) << 40 for i, name in enumerate(("x", "y", "w", "w_sf", "w_scale"))}
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 SYMBOLS = [

@@ -12,10 +12,9 @@ from ringfp4 import runtime
 from ringfp4.runtime import lowlevel, reference
 from ringfp4.validate import linear_cases as cases
 from ringfp4.validate import quantiser_cases
+from ringfp4.validate.gates import FULL_ROWS, ROLES
 
-ROLES = ("qkv", "attn_out", "fc1", "fc2")
 REDUCED = ("small", "tails", "odd_k", "tiny", "long")
-FULL_ROWS = 37_810
 
 
 def assert_exact(gpu: Gpu, case: cases.Linear) -> None:
