@@ -14,6 +14,8 @@ import json
 import math
 import random
 import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from ringfp4.files import write_atomically
 
 Run = Callable[[int], object]  # run on input number i
 REPLAY_MILLISECONDS = 2.0  # at least, for each timing
+QUEUED = 3  # replays handed to the device ahead of time, so that it never waits for the host
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,17 @@ def require_cuda() -> torch.device:
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="medians are taken over these")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file as well")
     parser.add_argument("--cubins", type=Path, nargs="+", help="folders of cubins, default the package's")
     parser.add_argument("--arch", help="only this architecture's cubins")
+
+
+def output_file(text: str) -> Path:
+    """The type of options that name a file to write: refused before anything is measured for it."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
 
 
 def load_cubins(args: argparse.Namespace) -> None:
@@ -82,13 +93,21 @@ def inputs_needed(bytes_each: int, device: torch.device, at_most: int = 64) -> i
 
 
 def time_all(
-    runs: dict[str, Run], inputs: int, rounds: int = 15, warm_ups: int = 2, eager: bool = False
+    runs: dict[str, Run],
+    inputs: int,
+    rounds: int = 15,
+    warm_ups: int = 2,
+    eager: bool = False,
+    seconds: float = 0.0,
 ) -> dict[str, Timing]:
     """Time each of ``runs`` on inputs 0 .. inputs - 1, all of them once a round.
 
     As a CUDA graph's replay, or, if ``eager``, called from Python: what a caller without graphs sees,
-    host time included where the device has to wait for it.
+    host time included where the device has to wait for it. With ``seconds`` every turn lasts that long
+    and is its own warm-up: turns of milliseconds share one clock, which a power limit sets by the last
+    some hundred milliseconds and thus by all of ``runs`` together.
     """
+    warm_ups = 0 if seconds else warm_ups
     replays = {name: _repeated(run, inputs, eager) for name, run in runs.items()}
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -96,7 +115,7 @@ def time_all(
         # Another order each round: what ran before decides how far the clock has been throttled.
         for name in random.Random(turn).sample(names, len(names)):
             replay, calls = replays[name]
-            milliseconds = _elapsed(replay) / calls
+            milliseconds = (_sustained(replay, seconds) if seconds else _elapsed(replay)) / calls
             if turn >= warm_ups:
                 times[name].append(milliseconds)
     return {name: _timing(t) for name, t in times.items()}
@@ -145,12 +164,34 @@ def _repeated(run: Run, inputs: int, eager: bool) -> tuple[Callable[[], object],
 
 
 def _elapsed(call: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin = _mark()
     call()
-    end.record()
+    end = _mark()
     end.synchronize()
     return float(begin.elapsed_time(end))
+
+
+def _sustained(replay: Callable[[], object], seconds: float) -> float:
+    """Milliseconds of one replay among those of the second half of ``seconds`` of nothing else."""
+    queued: deque[torch.cuda.Event] = deque()
+    for _ in range(2):  # what is kept is the second half's
+        begin, replays = _mark(), 0
+        half = time.perf_counter() + seconds / 2
+        while replays == 0 or time.perf_counter() < half:
+            replay()
+            replays += 1
+            queued.append(_mark())
+            if len(queued) > QUEUED:
+                queued.popleft().synchronize()
+    queued[-1].synchronize()
+    return float(begin.elapsed_time(queued[-1])) / replays
+
+
+def _mark() -> torch.cuda.Event:
+    """An event at the end of what the stream has been given so far."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def print_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

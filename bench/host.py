@@ -71,7 +71,7 @@ def launches_only(x: torch.Tensor, w: runtime.Nvfp4Weight, y: torch.Tensor) -> C
     stream = streams.current(ordinal)
     lane = devices.artifacts(ordinal).lane(stream)
     plan = lane.plan(w.n, w.k, x.shape[0], "auto")
-    ring = lane.ring(plan.capacity_rows * plan.row_bytes)
+    ring = lane.ring(plan.ring_bytes)
     data, block_scale = w.operands_for(plan)
     scales = 0 if block_scale is None else block_scale.data_ptr()
     pointers = (x.data_ptr(), 0, data.data_ptr(), scales, w.tensor_scale.data_ptr(), 0, y.data_ptr())

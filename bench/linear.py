@@ -6,9 +6,13 @@ process, in an order that changes every round, through the public API only: ``sc
 ``F.linear`` on the weight in BF16, ``Comfy`` quantises the activation and calls the NVFP4 linear of
 comfy-kitchen (which dequantises both operands on a device without FP4 tensor cores).
 
+With ``--sustained SECONDS`` each contestant runs alone for so long, and the second half is timed. A
+device at its power limit then has the clock that this contestant's power allows, not one that all of
+them share; in a model, too, the same kind of work goes on for seconds. Fewer ``--rounds`` will do.
+
 The limit is max(bytes / copy bandwidth, FLOP / matmul rate), both measured here: the activation and
-the output once, the packed weight once; the rate of a large cuBLAS BF16 product. A device with FP4
-tensor cores can beat it.
+the output once, the packed weight once; the rate of a large cuBLAS BF16 product, in short turns
+always. A device with FP4 tensor cores can beat it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import importlib.util
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +45,7 @@ from bench.harness import (
     copy_bandwidth,
     inputs_needed,
     load_cubins,
+    output_file,
     print_table,
     require_cuda,
     time_all,
@@ -105,9 +111,19 @@ def main(argv: list[str]) -> int:
     add_common_options(parser)
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--eager", action="store_true", help="time calls from Python, not graph replays")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file as well")
-    parser.add_argument("--plot", type=Path, help="draw speed over M into this PNG file (needs matplotlib)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--eager", action="store_true", help="time calls from Python, not graph replays")
+    mode.add_argument(
+        "--sustained",
+        type=positive,
+        default=0.0,
+        metavar="SECONDS",
+        help="run each contestant alone for so long, every round",
+    )
+    parser.add_argument("--markdown", type=output_file, help="write the table to this file as well")
+    parser.add_argument(
+        "--plot", type=output_file, help="draw speed over M into this PNG file (needs matplotlib)"
+    )
     parser.add_argument("--from-json", type=Path, help="report what an earlier run wrote, measure nothing")
     args = parser.parse_args(argv)
     if args.plot and importlib.util.find_spec("matplotlib") is None:
@@ -120,12 +136,23 @@ def main(argv: list[str]) -> int:
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)  # it warns at every call that falls back
     ceilings = measure_ceilings(device)
     results = [result for role in args.roles for result in measure_role(role, args, device, ceilings)]
-    title = describe(device, ceilings) + ("; called from Python" if args.eager else "")
+    title = describe(device, ceilings)
+    if args.eager:
+        title += "; called from Python"
+    if args.sustained:
+        title += f"; each alone for {args.sustained} s"
     if args.json:
         rows = [row for result in results for row in result.rows()]
         write_json(args.json, rows, title=title, ceilings=asdict(ceilings))
     report(title, results, args)
     return 0
+
+
+def positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
 
 
 def report(title: str, results: Sequence[Result], args: argparse.Namespace) -> None:
@@ -163,7 +190,7 @@ def measure_role(
 ) -> list[Result]:
     n, k = ROLES[role]
     weights = Weights(n, k, device)
-    return [measure(role, m, weights, device, ceilings, args.rounds, args.eager) for m in args.rows]
+    return [measure(role, m, weights, device, ceilings, args) for m in args.rows]
 
 
 class Weights:
@@ -184,7 +211,7 @@ class Weights:
 
 
 def measure(
-    role: str, m: int, weights: Weights, device: torch.device, ceilings: Ceilings, rounds: int, eager: bool
+    role: str, m: int, weights: Weights, device: torch.device, ceilings: Ceilings, args: argparse.Namespace
 ) -> Result:
     """Check, then time every contestant at one shape."""
     n, k = weights.n, weights.k
@@ -207,7 +234,7 @@ def measure(
     )
     if QuantizedTensor is not None:
         runs[COMFY] = lambda i: functional.linear(comfy_tensor(x[i]), weights.comfy[i])
-    timings = time_all(runs, count, rounds, eager=eager)
+    timings = time_all(runs, count, args.rounds, eager=args.eager, seconds=args.sustained)
     return Result(role, m, k, n, ceilings.milliseconds(m, n, k), timings)
 
 

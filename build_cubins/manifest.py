@@ -42,7 +42,8 @@ def manifest(results: Mapping[Job, Built], sources: str, ptxas: str) -> dict[str
 def describe(job: Job, built: Built) -> dict[str, Any]:
     """A kernel's entry: all that a launch needs, and what was measured of the machine code."""
     config, elf = job.config, built.elf
-    return {
+    handed_on = {"partial_bytes": config.partial_bytes} if config.partial_bytes else {}
+    return handed_on | {
         "name": config.name,
         "kind": config.kind,
         "arch": job.arch,

@@ -1,7 +1,7 @@
 """The Hopper epilogue: scale the accumulators, transpose them in shared memory, store by TMA.
 
-An accumulator tile is 64 columns of y (wgmma's M) by tile_m rows; a consumer warpgroup writes it
-to its own staging buffer as tile_m rows of 64 BF16, which one TMA store clips to y's extent.
+An accumulator tile is 64 columns of y (wgmma's M) by tile_m rows. A consumer warpgroup writes it in a
+few parts to its own staging buffers, as rows of 64 BF16, which a TMA store each clips to y's extent.
 """
 
 import cutlass.cute as cute
@@ -17,7 +17,7 @@ LARGEST_ALPHA = 2.0**119
 
 
 class HopperEpilogue:
-    """The epilogue for one configuration, which has tile_m, consumers and rows_in_smem."""
+    """The epilogue for one configuration, which has consumers, store_parts, store_rows and store_buffers."""
 
     def __init__(self, config):
         self.config = config
@@ -25,13 +25,14 @@ class HopperEpilogue:
     # Host side
 
     def staging_layout(self) -> cute.ComposedLayout:
-        """(STRIP_ROWS, tile_m, consumers), columns of y contiguous, 128-byte swizzle."""
+        """(STRIP_ROWS, store_rows, buffer of consumer), columns of y contiguous, 128-byte swizzle."""
         c = self.config
-        return staged_rows(_atom(), c.tile_m, c.rows_in_smem, c.consumers, rows_first=False)
+        buffers = c.store_buffers * c.consumers
+        return staged_rows(_atom(), c.store_rows, c.rows_in_staging, buffers, rows_first=False)
 
     def make_store_atom(self, mYt: cute.Tensor) -> tuple[cute.CopyAtom, cute.Tensor]:
-        """TMA store of one strip of the tile; mYt is y transposed, (N, M)."""
-        shape = (STRIP_ROWS, self.config.tile_m)
+        """TMA store of one part of a strip of the tile; mYt is y transposed, (N, M)."""
+        shape = (STRIP_ROWS, self.config.store_rows)
         layout = cute.tile_to_shape(_atom(), shape, order=(1, 0))
         return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mYt, layout, shape)
 
@@ -60,39 +61,47 @@ class HopperEpilogue:
         return factor
 
     @cute.jit
-    def store(self, acc, factor, address, barrier, warp, tma_y, tYsY, tYgY):
-        """Round to BF16 and start the store; the staging buffer is busy until ``drain``.
+    def store(self, acc, factor, address, barrier, warp, tma_y, tYsY, tYgY, consumer, strip, m_tile):
+        """Round to BF16 and start the stores; the staging buffers are busy until ``drain``.
 
         address: what ``staging_address`` gave; barrier: a named barrier of this warpgroup's own;
-        warp: 0 to 3 in the warpgroup; tYsY, tYgY: the staging buffer and the tile of y.
+        warp: 0 to 3 in the warpgroup; tYsY: (TMA, staging buffer), tYgY: (TMA, strip, part of y).
         """
-        if warp == 0:
-            self.drain()
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=128)
-        blocks = self.config.tile_m // 8
-        for j in range_constexpr(0, blocks, 2):
-            count = 8 if const_expr(j + 1 < blocks) else 4
-            store_transposed(address, j * 1024, [acc[4 * j + i] for i in range(count)], factor)
-        # The copy engine reads what this thread wrote: order the two proxies before the barrier.
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=128)
-        if warp == 0:
-            cute.copy(tma_y, tYsY, tYgY)
-            cute.arch.cp_async_bulk_commit_group()
+        c = self.config
+        blocks = c.store_rows // 8
+        for part in range_constexpr(c.store_parts):
+            buffer = part % c.store_buffers
+            if warp == 0:
+                self.drain(c.store_buffers - 1)
+            cute.arch.barrier(barrier_id=barrier, number_of_threads=128)
+            for j in range_constexpr(0, blocks, 2):
+                count = 8 if const_expr(j + 1 < blocks) else 4
+                first = 4 * (part * blocks + j)
+                values = [acc[first + i] for i in range(count)]
+                offset = buffer * c.rows_in_staging * STRIP_ROWS * 2
+                store_transposed(address, offset + j * 1024, values, factor)
+            # The copy engine reads what this thread wrote: order the two proxies before the barrier.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=barrier, number_of_threads=128)
+            if warp == 0:
+                source = tYsY[(None, consumer * c.store_buffers + buffer)]
+                cute.copy(tma_y, source, tYgY[(None, strip, m_tile * c.store_parts + part)])
+                cute.arch.cp_async_bulk_commit_group()
 
-    def drain(self):
-        """Wait until the warp's stores have read their staging buffer."""
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    def drain(self, pending=0):
+        """Wait until all but ``pending`` of the warp's last stores have read their staging buffers."""
+        cute.arch.cp_async_bulk_wait_group(pending, read=True)
 
     def staging_address(self, staging: cute.Pointer, consumer, warp, lane):
-        """Where a lane's row of 16 bytes goes in stmatrix, for the tile's first 16 rows.
+        """Where a lane's row of 16 bytes goes in stmatrix, for the first 16 rows of a consumer's first buffer.
 
         Lanes 0-7, 8-15, ... address four 8x8 matrices: columns g and g + 8 of rows 0-7, then
         of rows 8-15. Chunk i of 16 bytes of a row lies at i ^ (row % 8).
         """
         row = lane % 8 + 8 * (lane // 16)
         chunk = (2 * warp + lane // 8 % 2) ^ (lane % 8)
-        base = Int32(staging.toint()) + consumer * (self.config.rows_in_smem * STRIP_ROWS * 2)
+        c = self.config
+        base = Int32(staging.toint()) + consumer * (c.store_buffers * c.rows_in_staging * STRIP_ROWS * 2)
         return base + row * (STRIP_ROWS * 2) + chunk * 16
 
 

@@ -4,8 +4,8 @@ q is BF16 (m, K) and holds e2m1 * e4m3 products; W is in the Hopper layout (runt
 hopper_layout.py); y is BF16 (m, N); scale, w_scale FP32 [1]; bias BF16 [N] or a null pointer.
 m is a run-time value, N and K are constants.
 
-Persistent: CTA c works on output tiles c, c + grid, ..., numbered by ring_order.tile_coord. Warp
-roles:
+Persistent: CTA c works on output tiles c, c + grid, ..., numbered by ring_order.tile_coord, and on its
+share of the last wave (tile_walk.py). ``partials``, ``flags``: see hopper_partials.py. Warp roles:
 
     warpgroup 0          producer: one warp issues all loads, the others give up their registers
     warpgroups 1 ... n   consumers: a strip of 64 columns of y each; mainloop, then epilogue
@@ -16,7 +16,7 @@ loads overlap the epilogue.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, const_expr
+from cutlass import BFloat16, Boolean, Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_ptr
 from cutlass.pipeline import PipelineUserType, pipeline_init_arrive, pipeline_init_wait
@@ -24,8 +24,10 @@ from ringfp4.dsl.config.hopper import STRIP_ROWS, TILE_K, HopperGemmConfig
 from ringfp4.dsl.epilogue import read_alpha
 from ringfp4.dsl.hopper_epilogue import HopperEpilogue
 from ringfp4.dsl.hopper_mainloop import BLOCK_WORDS, HopperMainloop
+from ringfp4.dsl.hopper_partials import Partials
 from ringfp4.dsl.ptx import hand_over
 from ringfp4.dsl.ring_order import tile_coord
+from ringfp4.dsl.tile_walk import last_piece, walk
 
 # The runtime encodes the tensor maps, for the real m and N, and they clip. What the DSL is told
 # must only have room for every tile; a constant keeps it from adding an extent to the parameters.
@@ -78,12 +80,16 @@ class HopperGemm:
         scale: cute.Pointer,
         w_scale: cute.Pointer,
         bias: cute.Pointer,
+        partials: cute.Pointer,
+        flags: cute.Pointer,
+        status: cute.Pointer,
         m: Int32,
         stream,
     ):
         copies, layouts = self.make_copies(mQ, mYt)
         self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.launch(self.kernel(mW, copies, layouts, scale, w_scale, bias, m), stream)
+        kernel = self.kernel(mW, copies, layouts, scale, w_scale, bias, partials, flags, status, m)
+        self.launch(kernel, stream)
 
     # Device side
 
@@ -96,6 +102,9 @@ class HopperGemm:
         scale: cute.Pointer,
         w_scale: cute.Pointer,
         bias: cute.Pointer,
+        partials: cute.Pointer,
+        flags: cute.Pointer,
+        status: cute.Pointer,
         m: Int32,
     ):
         thread, _, _ = cute.arch.thread_idx()
@@ -110,12 +119,13 @@ class HopperGemm:
                 self.produce(pipe, copies[0], mW, sQ, sW, m)
         if warpgroup != 0:
             cute.arch.setmaxregister_increase(consumer_registers)
-            self.consume(pipe, copies[1], sQ, sW, sY, read_alpha(scale, w_scale), bias, m)
+            handed = Partials(self.config, partials, flags, status)
+            self.consume(pipe, copies[1], sQ, sW, sY, read_alpha(scale, w_scale), bias, m, handed)
 
     def make_shared(self, layouts):
         """The CTA's shared memory: the pipeline, ready for use, and
 
-        sQ (tile_m, TILE_K, stage), sY (strip, tile_m, consumer), sW (word, consumer, stage).
+        sQ (tile_m, TILE_K, stage), sY (strip, store_rows, buffer of consumer), sW (word, consumer, stage).
         """
         c, (sQ_layout, sY_layout) = self.config, layouts
         storage = cutlass.utils.SmemAllocator().allocate(self.storage)
@@ -128,9 +138,31 @@ class HopperGemm:
         return pipe, sQ, sY, sW
 
     def walk(self, m):
-        """First output tile of this CTA, distance to its next one, m tiles and all tiles."""
+        """First output tile of this CTA, its own share of all (tile_walk.walk), and the m tiles."""
         m_tiles = (m + (self.config.tile_m - 1)) // self.config.tile_m
-        return cute.arch.block_idx()[0], cute.arch.grid_dim()[0], m_tiles, m_tiles * self.config.n_tiles
+        tiles, cta = m_tiles * self.config.n_tiles, cute.arch.block_idx()[0]
+        if const_expr(not self.config.divides):
+            return cta, (tiles, Int32(0), Int32(0)), m_tiles
+        return cta, walk(tiles, cute.arch.grid_dim()[0], cta, self.config.k_units), m_tiles
+
+    @cute.jit
+    def next_piece(self, index, share):
+        """(tile, first and last K unit of it), and what is left: the arguments of the next call."""
+        whole, begin, end = share
+        tile, first, last = index, Int32(0), Int32(self.config.k_units)
+        if const_expr(self.config.divides):
+            if index < whole:
+                index += cute.arch.grid_dim()[0]
+            else:
+                tile, first, last = last_piece(whole, begin, end, self.config.k_units)
+                end -= last - first
+        else:
+            index += cute.arch.grid_dim()[0]
+        return (tile, first, last), index, (whole, begin, end)
+
+    def is_left(self, index, share):
+        whole, begin, end = share
+        return (index < whole) | (begin < end)
 
     def coord(self, index, m_tiles):
         """(m tile, first strip) of an output tile."""
@@ -153,25 +185,27 @@ class HopperGemm:
         chunks = 1 if ring is None else ring.order.k_chunks
         steps = self.mainloop.k_steps // chunks
         state = self.mainloop.make_state(PipelineUserType.Producer)
-        index, stride, m_tiles, tiles = self.walk(m)
-        while index < tiles:
-            m_tile, strip = self.coord(index, m_tiles)
+        index, share, m_tiles = self.walk(m)
+        while self.is_left(index, share):
+            (tile, first, last), index, share = self.next_piece(index, share)
+            m_tile, strip = self.coord(tile, m_tiles)
             slot, complete = m_tile, Boolean(True)
             if const_expr(ring is not None):
                 slot, complete = ring.order.slot(m_tile), ring.acquire_tile(m_tile)
+            tQgQ_tile = tQgQ[(None, slot, None)]
             for chunk in cutlass.range(chunks, unroll=1):
-                if const_expr(ring is not None):
-                    ring.acquire(m_tile, chunk, complete)
-                first = chunk * steps
-                tile = tQgQ[(None, slot, None)]
-                state = self.mainloop.load(
-                    pipe, state, first, first + steps, tma_q, tile, tQsQ, mW, sW, strip
-                )
-            index += stride
+                k_begin = cutlass.max(chunk * steps, 2 * first)
+                k_end = cutlass.min((chunk + 1) * steps, 2 * last)
+                if k_begin < k_end:
+                    if const_expr(ring is not None):
+                        ring.acquire(m_tile, chunk, complete)
+                    state = self.mainloop.load(
+                        pipe, state, k_begin, k_end, tma_q, tQgQ_tile, tQsQ, mW, sW, strip
+                    )
         pipe.producer_tail(state)
 
     @cute.jit
-    def consume(self, pipe, store, sQ, sW, sY, alpha, bias, m, ring: cutlass.Constexpr = None):
+    def consume(self, pipe, store, sQ, sW, sY, alpha, bias, m, partials, ring: cutlass.Constexpr = None):
         """The consumer warpgroups: mainloop, then epilogue. With a ring the first hands slots back."""
         c, (tma_y, gYt) = self.config, store
         thread, _, _ = cute.arch.thread_idx()
@@ -187,38 +221,57 @@ class HopperGemm:
         ]
         block = self.mainloop.block_address(sW.iterator, consumer, thread_in_group)
         staging = self.epilogue.staging_address(sY.iterator, consumer, warp_in_group, thread % 32)
-        # (TMA, consumer) and (TMA, strip, m tile)
+        # (TMA, staging buffer) and (TMA, strip, part of y)
         tYsY, tYgY = cpasync.tma_partition(
             tma_y,
             0,
             cute.make_layout(1),
             cute.group_modes(sY, 0, 2),
-            cute.group_modes(cute.local_tile(gYt, (STRIP_ROWS, c.tile_m), (None, None)), 0, 2),
+            cute.group_modes(cute.local_tile(gYt, (STRIP_ROWS, c.store_rows), (None, None)), 0, 2),
         )
         row_in_strip = 16 * warp_in_group + thread % 32 // 4
         read = self.mainloop.make_state(PipelineUserType.Consumer)
         release = self.mainloop.make_state(PipelineUserType.Consumer)
-        index, stride, m_tiles, tiles = self.walk(m)
-        while index < tiles:
-            m_tile, first_strip = self.coord(index, m_tiles)
-            strip = first_strip + consumer
-            read, release = self.mainloop.accumulate(pipe, read, release, tiled_mma, acc, tArA, tBrQ, block)
-            factor = self.epilogue.scale(acc, alpha, bias, strip * STRIP_ROWS + row_in_strip)
-            self.epilogue.store(
-                acc,
-                factor,
-                staging,
-                warpgroup,
-                warp_in_group,
-                tma_y,
-                tYsY[(None, consumer)],
-                tYgY[(None, strip, m_tile)],
+        cta, consumer_warp = cute.arch.block_idx()[0], cute.arch.make_warp_uniform(cute.arch.warp_idx()) - 4
+        index, share, m_tiles = self.walk(m)
+        ready = Boolean(False)
+        while self.is_left(index, share):
+            (tile, first, last), index, share = self.next_piece(index, share)
+            resumes = first > 0
+            if const_expr(c.divides):
+                if resumes:
+                    partials.take(acc, cta - 1, consumer_warp)
+            self.mainloop.begin(pipe, read, tArA, block, ready)
+            read, release = self.mainloop.accumulate(
+                pipe, read, release, tiled_mma, acc, tArA, tBrQ, block, last - first, resumes
             )
-            # After the epilogue: before it, ptxas does not hold the mainloop's shared-memory descriptors in
-            # uniform registers (tests/test_hopper_build.py counts the moves).
-            if const_expr(ring is not None):
-                ring.recycle(m_tile, thread == 128)
-            index += stride
+            # This happens while the last K step is being multiplied.
+            m_tile, first_strip = self.coord(tile, m_tiles)
+            strip = first_strip + consumer
+            ready = self.mainloop.look_ahead(pipe, read, tArA, block)
+            release = self.mainloop.finish(pipe, release)
+            if last < c.k_units:
+                if const_expr(c.divides):
+                    partials.put(acc, cta, consumer_warp)
+            else:
+                factor = self.epilogue.scale(acc, alpha, bias, strip * STRIP_ROWS + row_in_strip)
+                self.epilogue.store(
+                    acc,
+                    factor,
+                    staging,
+                    warpgroup,
+                    warp_in_group,
+                    tma_y,
+                    tYsY,
+                    tYgY,
+                    consumer,
+                    strip,
+                    m_tile,
+                )
+                # After the epilogue: before it, ptxas does not hold the mainloop's shared-memory descriptors
+                # in uniform registers (tests/test_hopper_build.py counts the moves).
+                if const_expr(ring is not None):
+                    ring.recycle(m_tile, thread == 128)
         if warp_in_group == 0:
             self.epilogue.drain()
 
@@ -242,5 +295,14 @@ def compile_kernel(config: HopperGemmConfig):
     scale = make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=4)
     bias = make_ptr(BFloat16, 0, cute.AddressSpace.gmem, assumed_align=2)
     return cute.compile(
-        HopperGemm(config), *fake_tensors(config), scale, scale, bias, Int32(1), make_fake_stream()
+        HopperGemm(config),
+        *fake_tensors(config),
+        scale,
+        scale,
+        bias,
+        make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=16),
+        make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=16),
+        make_ptr(Uint32, 0, cute.AddressSpace.gmem, assumed_align=16),
+        Int32(1),
+        make_fake_stream(),
     )

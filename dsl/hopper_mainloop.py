@@ -108,27 +108,46 @@ class HopperMainloop:
     # Consumers: a warpgroup each
 
     @cute.jit
-    def accumulate(self, pipe, read, release, tiled_mma, acc, tArA, tBrQ, block):
-        """acc = weights @ activations^T over all K steps, in ascending order of k.
+    def look_ahead(self, pipe, read, tArA, block):
+        """Unpack the first K step of the next output tile if it is there; returns whether it was.
 
-        acc: (MMA, 1, 1) FP32; tArA: two fragments (MMA, 1, k16) of A; tBrQ: (MMA, 1, k16, stage).
-        ``block``: shared-memory address of the thread's E2M1 and of its scales in stage 0.
-        ``read`` and ``release`` are the pipeline states of the stage to read and of the oldest
-        one that is still held; both are returned, advanced by k_steps.
+        Called while the tile before is still being multiplied, so that this one can start at once. It must
+        not wait: the next tile's rows may wait for the slot of this one.
         """
-        acc.fill(0.0)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        full = pipe.sync_object_full.get_barrier(read.index)
+        ready = cute.arch.vote_all_sync(cute.arch.mbarrier_test_wait(full, read.phase))
+        if ready:
+            unpack(self.read_block(read, block), tArA[0])
+        return ready
 
-        unpack(self.read_block(pipe, read, block), tArA[0])
-        self.multiply(tiled_mma, acc, tArA[0], tBrQ, read)
+    @cute.jit
+    def begin(self, pipe, read, tArA, block, ready):
+        """Have the first K step unpacked, unless ``look_ahead`` has done it."""
+        if not ready:
+            pipe.consumer_wait(read)
+            unpack(self.read_block(read, block), tArA[0])
+
+    @cute.jit
+    def accumulate(self, pipe, read, release, tiled_mma, acc, tArA, tBrQ, block, pairs, resumes):
+        """acc = weights @ activations^T over ``pairs`` pairs of K steps, in ascending order of k.
+
+        acc: (MMA, 1, 1) FP32; tArA: two fragments (MMA, 1, k16) of A, the first one filled by ``begin``;
+        tBrQ: (MMA, 1, k16, stage). ``block``: what ``block_address`` gave. ``resumes``: add to what acc
+        holds. ``read`` and ``release`` are the pipeline states of the stage to read and of the oldest
+        one that is still held; both are returned. The last K step is still being multiplied, and its
+        stage held, until ``finish``.
+        """
+        self.multiply(tiled_mma, acc, tArA[0], tBrQ, read, resumes)
         read.advance()
-        unpack(self.read_block(pipe, read, block), tArA[1])
+        pipe.consumer_wait(read)
+        unpack(self.read_block(read, block), tArA[1])
         # Two K steps an iteration, so that the fragments' indices are constants.
-        for _ in cutlass.range(self.k_steps // 2 - 1, unroll=1):
+        for _ in cutlass.range(pairs - 1, unroll=1):
             for half in range_constexpr(2):
                 self.multiply(tiled_mma, acc, tArA[1 - half], tBrQ, read)
                 read.advance()
-                packed = self.read_block(pipe, read, block)
+                pipe.consumer_wait(read)
+                packed = self.read_block(read, block)
                 warpgroup.wait_group(1)  # the step before has left its fragment and its stage
                 self.release(pipe, release)
                 release.advance()
@@ -138,27 +157,36 @@ class HopperMainloop:
         warpgroup.wait_group(1)
         self.release(pipe, release)
         release.advance()
+        return read, release
+
+    @cute.jit
+    def finish(self, pipe, release):
+        """Wait for the last K step; then acc is complete. Returns the advanced state."""
         warpgroup.wait_group(0)
         self.release(pipe, release)
         release.advance()
-        return read, release
+        return release
 
     def block_address(self, weights: cute.Pointer, consumer, thread):
         """Where thread 0..127 of a consumer finds its E2M1 and its scales, in stage 0."""
         base = Int32(weights.toint()) + consumer * STRIP_BYTES
         return base + thread * 16, base + SCALES_OFFSET + thread // 4 * 8
 
-    def read_block(self, pipe, read, block):
-        """The thread's 32 weights (4 words) and scales (2 words) of one K step, once they are there."""
-        pipe.consumer_wait(read)
+    def read_block(self, read, block):
+        """The thread's 32 weights (4 words) and scales (2 words) of one K step."""
         data, scales = block
         stage = read.index * (self.config.consumers * STRIP_BYTES)
         return load_shared(data + stage, 0, 4), load_shared(scales + stage, 0, 2)
 
-    def multiply(self, tiled_mma, acc, fragment, tBrQ, read):
-        """Issue one K step's wgmma as a group of its own."""
+    def multiply(self, tiled_mma, acc, fragment, tBrQ, read, adds=None):
+        """Issue one K step's wgmma as a group of its own.
+
+        ``adds`` says whether to add to what acc holds; the others of the tile do, without saying so.
+        """
         warpgroup.fence()
         for k16 in range(TILE_K // 16):
+            if adds is not None and k16 < 2:
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, (adds, True)[k16])
             cute.gemm(tiled_mma, acc, fragment[(None, None, k16)], tBrQ[(None, None, k16, read.index)], acc)
         warpgroup.commit_group()
 

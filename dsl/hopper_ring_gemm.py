@@ -14,6 +14,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 from ringfp4.dsl.config.ring import PACKING_WARPS, HopperRingGemmConfig
 from ringfp4.dsl.hopper_gemm import HopperGemm, fake_tensors
+from ringfp4.dsl.hopper_partials import Partials
 from ringfp4.dsl.ring import Ring
 from ringfp4.dsl.ring_packing import RingPacking
 
@@ -35,20 +36,21 @@ class HopperRingGemm(HopperGemm):
         scale: cute.Pointer,
         w_scale: cute.Pointer,
         bias: cute.Pointer,
+        partials: cute.Pointer,
+        flags: cute.Pointer,
+        status: cute.Pointer,
         m: Int32,
         x: cute.Pointer,
         q: cute.Pointer,
         counters: cute.Pointer,
-        status: cute.Pointer,
         x_stride: Int64,
         rule: Int32,
         stream,
     ):
         copies, layouts = self.make_copies(mQ, mYt)
         self.kernel.set_name_prefix(self.config.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        kernel = self.kernel(
-            mW, copies, layouts, scale, w_scale, bias, m, x, q, counters, status, x_stride, rule
-        )
+        pointers = (scale, w_scale, bias, partials, flags, status)
+        kernel = self.kernel(mW, copies, layouts, *pointers, m, x, q, counters, x_stride, rule)
         self.launch(kernel, stream)
 
     @cute.kernel
@@ -60,11 +62,13 @@ class HopperRingGemm(HopperGemm):
         scale: cute.Pointer,
         w_scale: cute.Pointer,
         bias: cute.Pointer,
+        partials: cute.Pointer,
+        flags: cute.Pointer,
+        status: cute.Pointer,
         m: Int32,
         x: cute.Pointer,
         q: cute.Pointer,
         counters: cute.Pointer,
-        status: cute.Pointer,
         x_stride: Int64,
         rule: Int32,
     ):
@@ -90,7 +94,8 @@ class HopperRingGemm(HopperGemm):
             g = packing.tensor_scale(PACKING_WARPS + warp - 4, Boolean(False))
             packing.prologue(warp - 4, g)
             alpha = g * cute.make_tensor(w_scale, cute.make_layout(1))[0]
-            self.consume(pipe, copies[1], sQ, sW, sY, alpha, bias, m, ring)
+            handed = Partials(config, partials, flags, status)
+            self.consume(pipe, copies[1], sQ, sW, sY, alpha, bias, m, handed, ring)
             # All consumers have left their polls before their leader says so.
             cute.arch.barrier(barrier_id=CONSUMERS_BARRIER, number_of_threads=128 * config.consumers)
             if thread == 128:
@@ -109,11 +114,13 @@ def compile_kernel(config: HopperRingGemmConfig):
         pointer(Float32, 4),
         pointer(Float32, 4),
         pointer(BFloat16, 2),
+        pointer(Float32, 16),
+        pointer(Int32, 16),
+        pointer(Uint32, 16),
         Int32(1),
         pointer(BFloat16, 16),
         pointer(Uint32, 16),
         pointer(Int32, 16),
-        pointer(Uint32, 16),
         Int64(config.k),
         Int32(0),
         make_fake_stream(),

@@ -42,10 +42,6 @@ class Ring:
     counters: cute.Pointer
     status: cute.Pointer
 
-    def shake(self, seed: Int32) -> None:
-        if const_expr(self.jitter):
-            sleep_randomly(seed)
-
     @cute.jit
     def acquire_tile(self, tile: Int32) -> Boolean:
         """Loader, whole warp: whether all of tile ``tile`` is packed already; if so, acquires it.
@@ -72,7 +68,7 @@ class Ring:
             self._before_load(tile)
 
     def _before_load(self, tile: Int32) -> None:
-        self.shake(tile)
+        shake(self.jitter, tile)
         # What was acquired was written through the generic proxy, the copy is issued to the async one.
         cute.arch.fence_proxy("async.global")
 
@@ -86,7 +82,7 @@ class Ring:
     @cute.jit
     def publish(self, tile: Int32, chunk: Int32) -> None:
         """Whole warp, after packing one K chunk of a unit."""
-        self.shake(tile)
+        shake(self.jitter, tile)
         # Each lane orders its own generic writes before the async reads to come ...
         cute.arch.fence_proxy("async.global")
         # ... and the warp barrier orders all lanes' writes before the lane that releases them.
@@ -101,7 +97,7 @@ class Ring:
         It has itself waited for every load of the output tile.
         """
         if leads:
-            self.shake(tile)
+            shake(self.jitter, tile)
             self._add_release(self.order.done_index(self.order.slot(tile)))
 
     @cute.jit
@@ -144,38 +140,45 @@ class Ring:
         cute.arch.red(self.counters + index, one, op="add", dtype=Int32, sem="release", scope="gpu")
 
     def _poll(self, index: Int32, target: Int32, reason: int) -> None:
-        """Wait until counters[index] >= target, then acquire at gpu scope; trap after poll_limit tries.
+        poll(self.counters + index, target, reason, index, self.status, self.poll_limit)
 
-        The tries are relaxed, with a short sleep between them: warps that spin without one take issue
-        slots from the MMA warps. One fence at the end makes the successful try an acquire.
-        """
-        cute.arch.inline_ptx(
-            "{\n"
-            ".reg .pred enough, more;\n"
-            ".reg .b32 seen, tries;\n"
-            "mov.u32 tries, 0;\n"
-            "TRY:\n"
-            "ld.relaxed.gpu.global.b32 seen, [{$r0}];\n"
-            "setp.ge.s32 enough, seen, {$r1};\n"
-            "@enough bra DONE;\n"
-            "nanosleep.u32 50;\n"
-            "add.u32 tries, tries, 1;\n"
-            f"setp.lt.u32 more, tries, {self.poll_limit};\n"
-            "@more bra TRY;\n"
-            "st.volatile.global.v4.u32 [{$r2}], { {$r3}, {$r4}, {$r1}, seen };\n"
-            "fence.acq_rel.sys;\n"
-            "trap;\n"
-            "DONE:\n"
-            "fence.acq_rel.gpu;\n"
-            "}",
-            read_only_args=[
-                (self.counters + index).toint(),
-                Int32(target),
-                self.status.toint(),
-                Int32(reason),
-                Int32(index),
-            ],
-        )
+
+def poll(
+    counter: cute.Pointer, target: Int32, reason: int, index: Int32, status: cute.Pointer, limit: int
+) -> None:
+    """Wait until the counter is at least ``target``, then acquire at gpu scope; trap after ``limit`` tries.
+
+    The tries are relaxed, with a short sleep between them: warps that spin without one take issue
+    slots from the MMA warps. One fence at the end makes the successful try an acquire. ``index`` tells
+    which counter it is, in ``status``.
+    """
+    cute.arch.inline_ptx(
+        "{\n"
+        ".reg .pred enough, more;\n"
+        ".reg .b32 seen, tries;\n"
+        "mov.u32 tries, 0;\n"
+        "TRY:\n"
+        "ld.relaxed.gpu.global.b32 seen, [{$r0}];\n"
+        "setp.ge.s32 enough, seen, {$r1};\n"
+        "@enough bra DONE;\n"
+        "nanosleep.u32 50;\n"
+        "add.u32 tries, tries, 1;\n"
+        f"setp.lt.u32 more, tries, {limit};\n"
+        "@more bra TRY;\n"
+        "st.volatile.global.v4.u32 [{$r2}], { {$r3}, {$r4}, {$r1}, seen };\n"
+        "fence.acq_rel.sys;\n"
+        "trap;\n"
+        "DONE:\n"
+        "fence.acq_rel.gpu;\n"
+        "}",
+        read_only_args=[counter.toint(), Int32(target), status.toint(), Int32(reason), Int32(index)],
+    )
+
+
+def shake(jitter: bool, seed: Int32) -> None:
+    """With ``jitter``, sleep for a while: for tests."""
+    if const_expr(jitter):
+        sleep_randomly(seed)
 
 
 def sleep_randomly(seed: Int32) -> None:

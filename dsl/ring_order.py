@@ -32,15 +32,16 @@ from typing import Any
 Number = Any  # int, or the DSL's Int32 while a kernel is traced
 
 # Why a kernel gave up waiting: the first word of ``status``, which the runtime reports.
-WAITS_FOR_ROWS, WAITS_FOR_SLOT, WAITS_FOR_MAXIMUM = 1, 2, 3
+WAITS_FOR_ROWS, WAITS_FOR_SLOT, WAITS_FOR_MAXIMUM, WAITS_FOR_PARTIAL = 1, 2, 3, 4
 REASONS = {
     WAITS_FOR_ROWS: "a loader waited for packed rows",
     WAITS_FOR_SLOT: "a packing warp waited for a free slot",
     WAITS_FOR_MAXIMUM: "a warp waited for the absolute maximum of the other CTAs",
+    WAITS_FOR_PARTIAL: "a CTA waited for the accumulators of another one",
 }
 
 
-def _minimum(a: Number, b: Number) -> Number:
+def minimum(a: Number, b: Number) -> Number:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     import cutlass
@@ -48,7 +49,7 @@ def _minimum(a: Number, b: Number) -> Number:
     return cutlass.min(a, b)
 
 
-def _maximum(a: Number, b: Number) -> Number:
+def maximum(a: Number, b: Number) -> Number:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     import cutlass
@@ -66,8 +67,8 @@ def _in_group(
     # As if the first group were a full one whose leading tiles are missing.
     missing = group - first
     g = (index + missing * per_tile) // (group * per_tile)
-    begin = _maximum(g * group - missing, 0)
-    size = _minimum(g * group - missing + group, m_tiles) - begin
+    begin = maximum(g * group - missing, 0)
+    size = minimum(g * group - missing + group, m_tiles) - begin
     return begin, size, index - begin * per_tile
 
 
@@ -120,7 +121,7 @@ class RingOrder:
 
     def prologue_parts(self, m_tiles: Number) -> Number:
         """Parts of the first group: packed by the consumer warps before their first output tile."""
-        return self.parts(_minimum(m_tiles, self.first))
+        return self.parts(minimum(m_tiles, self.first))
 
     def part_coord(self, index: Number, m_tiles: Number) -> tuple[Number, Number]:
         """(unit, K chunk) of part ``index``: group after group, inside a group chunk after chunk."""

@@ -6,7 +6,9 @@ BUFFERS: tuple[str, ...]
 SYMBOLS: tuple[str, ...]
 STATE_BYTES: int
 SCALE_OFFSET: int
+COUNTERS_OFFSET: int
 COUNTER_BYTES: int
+FLAGS_OFFSET: int
 
 class Driver:
     def __init__(self, path: str) -> None: ...
@@ -62,6 +64,8 @@ class Kernel:
     @property
     def name(self) -> str: ...
     def ctas(self, m: int) -> int: ...
+    @property
+    def max_ctas(self) -> int: ...
 
 class Ring:
     def __init__(self, context: Context, data_bytes: int, stream: int, shared: bool) -> None: ...
@@ -82,6 +86,7 @@ class Sequence:
         each_chunk: Seq[Kernel],
         capacity_rows: int,
         q_row_bytes: int,
+        sf_row_bytes: int,
         y_row_bytes: int,
     ) -> None: ...
     def run(
@@ -101,4 +106,5 @@ class Sequence:
         packed: int = 0,
         slots: int = 0,
         state: int = 0,
+        partials: int = 0,
     ) -> None: ...

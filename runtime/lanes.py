@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfp4.errors import InputError, RingError
 from ringfp4.runtime import _core
-from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, TILE_ROWS, Plan, slot_row_bytes
+from ringfp4.runtime.plan import DEFAULT_CAPACITY_ROWS, TILE_ROWS, Plan, partial_bytes, slot_row_bytes
 
 if TYPE_CHECKING:
     from ringfp4.runtime.devices import Artifacts, DeviceLike
@@ -85,7 +85,7 @@ class Lane(PlanCache):
             return next(ring for ring in self._rings if ring.data_bytes >= data_bytes)
 
     def ring_for(self, plan: Plan, capturing: bool) -> _core.Ring | None:
-        return None if capturing else self.ring(plan.capacity_rows * plan.row_bytes)
+        return None if capturing else self.ring(plan.ring_bytes)
 
     @property
     def ring_bytes(self) -> int:
@@ -117,18 +117,20 @@ class Ring(PlanCache):
         artifacts = devices.artifacts(ordinal)
         super().__init__(artifacts, capacity_rows, capacity_rows)
         row_bytes = max(sum(slot_row_bytes(entry.arch, k or entry.k)) for entry in artifacts.table.entries)
+        partials = max(partial_bytes(*loaded) for loaded in artifacts.kernels.items())
+        data_bytes = capacity_rows * row_bytes + partials
         self.device = ordinal
-        self.core = _core.Ring(artifacts.context, capacity_rows * row_bytes, streams.current(ordinal), True)
+        self.core = _core.Ring(artifacts.context, data_bytes, streams.current(ordinal), True)
 
     def _fitting(self, n: int, k: int, m: int, schedule: str) -> Plan:
         plan = super()._fitting(n, k, m, schedule)
-        if plan.capacity_rows * plan.row_bytes <= self.core.data_bytes:
+        if plan.ring_bytes <= self.core.data_bytes:
             return plan
         if schedule == "auto" and plan.schedule == "fused":  # which has slots of its own choice
             return self._fitting(n, k, m, "ring")
         raise RingError(
             "the ring is too small",
-            expected=f"{plan.capacity_rows} rows of {plan.row_bytes} bytes",
+            expected=f"{plan.capacity_rows} rows of {plan.row_bytes} bytes, {plan.ring_bytes} in all",
             got=f"{self.core.data_bytes} bytes for {self.capacity_rows} rows",
             remedy="make it with a larger capacity_rows or k",
         )

@@ -13,7 +13,7 @@ from ringfp4.runtime.weight import Nvfp4Weight
 
 
 def absmax_state(device: torch.device) -> torch.Tensor:
-    """What ``absmax`` works in; it leaves it ready for the next call."""
+    """What ``absmax`` and ``gemm`` work in; they leave it ready for the next call."""
     return torch.zeros(_core.STATE_BYTES, dtype=torch.uint8, device=device)
 
 
@@ -75,13 +75,21 @@ def gemm(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     kernel: str | None = None,
+    state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """BF16 [M, N] from ``slots`` as ``pack`` filled them with M rows. ``kernel`` names a variant."""
+    """BF16 [M, N] from ``slots`` as ``pack`` filled them with M rows. ``kernel`` names a variant.
+
+    ``state``: from ``absmax_state``, default a new one if the kernel needs it.
+    """
     ordinal = w.device.index
     loaded, current = devices.artifacts(ordinal), streams.current(ordinal)
     plan = loaded.single("gemm", w.n, w.k, kernel)
     data, block_scale = w.operands_for(plan)
     out = torch.empty(m, w.n, dtype=torch.bfloat16, device=w.device) if out is None else out
+    partials = None
+    if plan.partial_bytes:  # for which pack made no room
+        partials = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=w.device)
+        state = absmax_state(w.device) if state is None else state
     plan.sequence.run(
         None,
         current,
@@ -93,6 +101,8 @@ def gemm(
         bias=0 if bias is None else bias.data_ptr(),
         y=out.data_ptr(),
         slots=slots.data_ptr(),
+        state=0 if state is None else state.data_ptr(),
+        partials=0 if partials is None else partials.data_ptr(),
     )
     return out
 

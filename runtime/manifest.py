@@ -23,6 +23,8 @@ ARCHS = ("sm_121a", "sm_120f", "sm_90a", "twin")
 KINDS = ("absmax", "pack", "gemm", "ring_gemm", "repack")
 REBUILD = "python -m ringfp4.build_cubins --out {folder}"
 _LARGE = 1 << 40  # no extent, stride or count is anywhere near
+_MOST_PARTIAL_BYTES = 1 << 18  # all registers of a multiprocessor: accumulators are registers
+_PARTIAL_UNIT = 128  # so that what lies behind stays aligned
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class KernelEntry:
     smem_bytes: int
     cluster: tuple[int, int, int]
     programmatic: bool
+    partial_bytes: int  # of accumulators that a CTA hands on to another one
     grid: tuple[int, int, int]  # rows_per_item, items, ctas_per_sm
     params: tuple[ParamEntry, ...]
     config: dict[str, Any]
@@ -200,6 +203,9 @@ def _kernel(value: object, index: int, file: Path) -> KernelEntry:
     cluster = fields.integers("cluster", 1, 16, 3, [1, 1, 1])
     if len(cluster) != 3:
         raise fields.wrong("cluster", "three integers", cluster)
+    partial_bytes = fields.integer("partial_bytes", 0, _MOST_PARTIAL_BYTES, 0)
+    if partial_bytes % _PARTIAL_UNIT:
+        raise fields.wrong("partial_bytes", f"a multiple of {_PARTIAL_UNIT}", partial_bytes)
     return KernelEntry(
         name=fields.text("name"),
         kind=fields.choice("kind", KINDS),
@@ -215,6 +221,7 @@ def _kernel(value: object, index: int, file: Path) -> KernelEntry:
         smem_bytes=fields.integer("smem_bytes", 0, 232_448),
         cluster=(cluster[0], cluster[1], cluster[2]),
         programmatic=fields.boolean("programmatic", False),
+        partial_bytes=partial_bytes,
         grid=(
             grid.integer("rows_per_item", 1, 1 << 20),
             grid.integer("items", 1, 1 << 24, 1),

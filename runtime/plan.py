@@ -17,6 +17,9 @@ TILE_ROWS = 128  # rows of a tile of swizzled block scales: a ring holds whole o
 DEFAULT_CAPACITY_ROWS = 2048
 # The kernels address what they pack by a signed 32-bit number of words of 4 bytes.
 MOST_PACKED_BYTES = 4 << 31
+# For each CTA that may hand accumulators on: dsl/config/hopper.py's FLAGS_PER_CTA, of 4 bytes.
+FLAG_BYTES = 64
+MOST_FLAGGED_CTAS = (_core.STATE_BYTES - _core.FLAGS_OFFSET) // FLAG_BYTES
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ def fixed_slots(entry: KernelEntry) -> int:
     return slots * tile_m
 
 
+def partial_bytes(entry: KernelEntry, kernel: _core.Kernel) -> int:
+    """Bytes of accumulators that the CTAs of a launch hand on, of as many as the device can be given."""
+    return entry.partial_bytes * kernel.max_ctas
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything about a linear's launches but the pointers."""
@@ -85,10 +93,17 @@ class Plan:
     sequence: _core.Sequence
     capacity_rows: int  # 0: as many as x has
     row_bytes: int  # of slots, activation and scales
+    partial_bytes: int  # of accumulators that the last kernel's CTAs hand on, behind the slots
     repack: KernelEntry | None  # the weight is needed in the layout that this kernel makes
 
     def slot_bytes(self, m: int) -> int:
-        return (self.capacity_rows or round_up(m, TILE_ROWS)) * self.row_bytes
+        """Slots for ``m`` rows of x and what lies behind them."""
+        return (self.capacity_rows or round_up(m, TILE_ROWS)) * self.row_bytes + self.partial_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """What a ring must hold; nothing if there are as many slots as x has rows, made for each call."""
+        return self.slot_bytes(0) if self.capacity_rows else 0
 
     @property
     def most_rows(self) -> int:
@@ -187,8 +202,8 @@ def build(
 ) -> Plan:
     """Plan one linear. ``capacity_rows`` is the ring's; ``choose`` picks among tile variants.
 
-    Raises UnservedError if a kernel is missing, RingError if a fused kernel needs more counters
-    than a ring has.
+    Raises UnservedError if a kernel is missing or needs more flags than a ring has, RingError if a
+    fused kernel needs more counters.
     """
     name, arch = table.resolve(schedule, n, k)
     recipe = RECIPES[name]
@@ -200,11 +215,18 @@ def build(
         _check_counters(main)
     elif name != "ring":
         capacity_rows = 0
+    _check_flags(main, loaded(main).max_ctas)
     reduce, whole, each_chunk = (
         [loaded(picked[kind]) for kind in kinds] for kinds in (recipe.reduce, recipe.whole, recipe.each_chunk)
     )
     sequence = _core.Sequence(
-        reduce, whole, each_chunk, capacity_rows=capacity_rows, q_row_bytes=q_row, y_row_bytes=2 * n
+        reduce,
+        whole,
+        each_chunk,
+        capacity_rows=capacity_rows,
+        q_row_bytes=q_row,
+        sf_row_bytes=sf_row,
+        y_row_bytes=2 * n,
     )
     return Plan(
         schedule=name,
@@ -213,6 +235,7 @@ def build(
         sequence=sequence,
         capacity_rows=capacity_rows,
         row_bytes=q_row + sf_row,
+        partial_bytes=partial_bytes(main, loaded(main)),
         repack=next(iter(table.find(arch, "repack", n, k)), None),
     )
 
@@ -226,4 +249,15 @@ def _check_counters(entry: KernelEntry) -> None:
             expected=f"at most {_core.COUNTER_BYTES} bytes",
             got=f"{slots} slots of {chunks} chunks",
             remedy="build it with fewer slots",
+        )
+
+
+def _check_flags(entry: KernelEntry, ctas: int) -> None:
+    """Each of the CTAs that may hand accumulators on needs its own flags; 0 ``ctas``: any number."""
+    if entry.partial_bytes and not 0 < ctas <= MOST_FLAGGED_CTAS:
+        raise UnservedError(
+            f"{entry.name} can have more CTAs here than there are flags for accumulators that they hand on",
+            expected=f"at most {MOST_FLAGGED_CTAS}",
+            got=f"{ctas} ({entry.grid[2]} a multiprocessor)" if ctas else "any number",
+            remedy="build it with fewer CTAs a multiprocessor, or so that it hands none on",
         )

@@ -7,12 +7,17 @@ import importlib.metadata
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ringfp4
 from ringfp4.build_cubins.elf import read_cubin
+from ringfp4.build_cubins.manifest import describe
 from ringfp4.build_cubins.sources import source_hash
+from ringfp4.dsl.config.base import KernelConfig
+from ringfp4.dsl.config.hopper import HopperGemmConfig
+from ringfp4.dsl.config.quantise import PackConfig
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="needs the build extra (the DSL)"
@@ -67,7 +72,28 @@ def manifest(folder: Path) -> dict[str, Any]:
 def test_fields_and_types(manifest: dict[str, Any]) -> None:
     assert {key: type(value) for key, value in manifest.items()} == TOP
     for kernel in manifest["kernels"]:
-        assert {key: type(value) for key, value in kernel.items()} == KERNEL, kernel["name"]
+        optional = {"partial_bytes": int} if "partial_bytes" in kernel else {}
+        assert {key: type(value) for key, value in kernel.items()} == KERNEL | optional, kernel["name"]
+        assert kernel.get("partial_bytes", 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "written"),
+    [
+        (HopperGemmConfig(features=256, k=256, tile_m=208), {"partial_bytes": 208 * 128 * 4}),
+        (HopperGemmConfig(features=256, k=256, tile_m=16, consumers=1, ctas_per_sm=4), {}),
+        (PackConfig(k=256), {}),
+    ],
+)
+def test_accumulators_are_named_where_some_are_handed_on(
+    config: KernelConfig, written: dict[str, int]
+) -> None:
+    job: Any = SimpleNamespace(config=config, arch="sm_90a", roles=(), file="")
+    elf = SimpleNamespace(entry="", registers=0, stack_bytes=0)
+    built: Any = SimpleNamespace(elf=elf, image=b"", sass=SimpleNamespace(count=lambda _pattern: 0))
+    described = describe(job, built)
+    assert {key: type(value) for key, value in described.items()} == KERNEL | dict.fromkeys(written, int)
+    assert {key: described[key] for key in written} == written
 
 
 def test_where_it_comes_from(manifest: dict[str, Any]) -> None:

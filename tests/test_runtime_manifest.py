@@ -81,6 +81,13 @@ def test_what_the_builder_writes_is_read(tmp_path: Path) -> None:
     assert first.params[0].dims == (64, "m")
     assert [param.kind for param in first.params] == ["tensor_map", "pointer", "i32", "bytes"]
     assert first.params[3].size == 16
+    assert (first.programmatic, first.partial_bytes) == (False, 0)
+
+
+@pytest.mark.parametrize("size", [0, 128, 1 << 18])
+def test_accumulators_that_a_cta_hands_on_are_read(tmp_path: Path, size: int) -> None:
+    (manifest,) = read_all([write(tmp_path, top(kernel(partial_bytes=size)))])
+    assert manifest.kernels[0].partial_bytes == size
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -142,6 +149,12 @@ WRONG_FIELDS: dict[str, tuple[Json, str]] = {
     "grid zero": ({"grid": {"rows_per_item": 0}}, r"grid\.rows_per_item is unusable"),
     "cluster": ({"cluster": [2, 1]}, "cluster is unusable; expected three integers"),
     "programmatic": ({"programmatic": 1}, "programmatic is unusable; expected true or false; got 1"),
+    "partials": ({"partial_bytes": -128}, r"partial_bytes is unusable; expected an integer in 0\.\.262144"),
+    "many partials": ({"partial_bytes": (1 << 18) + 128}, "partial_bytes is unusable"),
+    "odd partials": ({"partial_bytes": 96}, "partial_bytes is unusable; expected a multiple of 128; got 96"),
+    "partials text": ({"partial_bytes": "128"}, "partial_bytes is unusable"),
+    "partials bool": ({"partial_bytes": True}, "partial_bytes is unusable"),
+    "partials null": ({"partial_bytes": None}, "partial_bytes is unusable"),
     "config": ({"config": []}, "config is unusable"),
     "params": ({"params": {}}, "params is unusable; expected a list of at most 32"),
     "many params": ({"params": 33 * [{"name": "m", "kind": "i32"}]}, "params is unusable"),

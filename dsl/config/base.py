@@ -16,6 +16,8 @@ from ringfp4.errors import ConfigError
 # Shared memory a block may use, bytes (CUDA programming guide, compute capabilities).
 SMEM_BYTES = {"sm_121a": 101_376, "sm_120f": 101_376, "twin": 101_376, "sm_90a": 232_448}
 REGISTERS_PER_SM = 65_536
+# A poll takes about 0.5 us with its sleep, so this is some seconds; other work may hold SMs for long.
+POLL_LIMIT = 1 << 24
 ARCHS = tuple(SMEM_BYTES)
 
 
@@ -115,6 +117,11 @@ class KernelConfig:
         Before it touches memory that kernels have in common, it waits for that one's end by itself.
         """
         return False
+
+    @property
+    def partial_bytes(self) -> int:
+        """Device memory for accumulators that a CTA hands on to another one."""
+        return 0
 
     @property
     def grid(self) -> Grid:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ringfp4.dsl.config.base import (
+    POLL_LIMIT,
     REGISTERS_PER_SM,
     SMEM_BYTES,
     Grid,
@@ -20,6 +21,8 @@ TILE_K = 64  # one 128-byte swizzled row of BF16
 STRIP_BYTES = STRIP_ROWS * TILE_K // 2 + STRIP_ROWS * TILE_K // 16  # E2M1 data, then block scales
 SMEM_PER_SM = 233_472  # each resident CTA takes 1,024 B of it for the system
 MAX_STAGES = 16
+ENOUGH_STAGES = 6  # more than that were not faster
+MOST_STORE_PARTS = 8
 # tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
 VARIANTS = (
     (208, 2, 1),
@@ -33,6 +36,7 @@ VARIANTS = (
     (64, 1, 2),
     (16, 1, 4),
 )
+FLAGS_PER_CTA = 16  # of the accumulators a CTA hands on, one a consumer warp, and some to spare
 MIN_STAGES = 3  # one being read, one being dequantised, one in flight
 
 
@@ -54,6 +58,8 @@ class HopperGemmConfig(KernelConfig):
     ctas_per_sm: int = 1
     # m tiles that are worked on together (ring_order.tile_coord): few, since weights are the smaller operand.
     group: int = 2
+    poll_limit: int = POLL_LIMIT
+    jitter: bool = False  # random delays, for tests
 
     @classmethod
     def variants(cls, n: int, k: int) -> list[HopperGemmConfig]:
@@ -110,6 +116,20 @@ class HopperGemmConfig(KernelConfig):
         return self.ctas_per_sm > 1
 
     @property
+    def divides(self) -> bool:
+        """The last wave of tiles is divided evenly (tile_walk.py). Small tiles hardly ever make two waves."""
+        return self.ctas_per_sm == 1 and self.k_units > 1
+
+    @property
+    def partial_bytes(self) -> int:
+        return self.tile_m * self.tile_n * 4 if self.divides else 0
+
+    @property
+    def k_units(self) -> int:
+        """K steps come in pairs: the mainloop has two fragments of A."""
+        return self.k // (2 * TILE_K)
+
+    @property
     def rows_in_smem(self) -> int:
         """Rows from one stage to the next: the DSL cannot slice stages of an odd number of 8 rows."""
         return ceil_div(self.tile_m, 16) * 16
@@ -124,17 +144,44 @@ class HopperGemmConfig(KernelConfig):
         return self.tile_m * TILE_K * 2 + self.consumers * STRIP_BYTES
 
     @property
-    def staging_bytes(self) -> int:
-        """The whole output tile in BF16, on its way from registers to the TMA store."""
-        return self.consumers * self.rows_in_smem * STRIP_ROWS * 2
+    def store_parts(self) -> int:
+        """Parts in which a tile is stored: the fewest that leave room for stages enough, or for most."""
+        parts = [p for p in range(1, MOST_STORE_PARTS + 1) if self.tile_m // 8 % p == 0]
+        return max(parts, key=lambda p: min(self._stages_beside(p), ENOUGH_STAGES))
 
     @property
-    def stages(self) -> int:
+    def store_rows(self) -> int:
+        return self.tile_m // self.store_parts
+
+    @property
+    def store_buffers(self) -> int:
+        """Staging buffers of a consumer: one part is written while the one before is being stored."""
+        return min(self.store_parts, 2)
+
+    @property
+    def rows_in_staging(self) -> int:
+        """Rows from one staging buffer to the next, as for stages."""
+        return ceil_div(self.store_rows, 16) * 16
+
+    @property
+    def staging_bytes(self) -> int:
+        """Parts of the output tile in BF16, on their way from registers to the TMA store."""
+        return self._staging_bytes(self.store_parts)
+
+    def _staging_bytes(self, parts: int) -> int:
+        rows = ceil_div(self.tile_m // parts, 16) * 16
+        return self.consumers * min(parts, 2) * rows * STRIP_ROWS * 2
+
+    def _stages_beside(self, parts: int) -> int:
         limit = SMEM_BYTES["sm_90a"]
         if self.ctas_per_sm > 1:
             limit = SMEM_PER_SM // self.ctas_per_sm - 1024
         barriers = 16  # a full and an empty mbarrier
-        return min((limit - self.staging_bytes) // (self.stage_bytes + barriers), MAX_STAGES)
+        return min((limit - self._staging_bytes(parts)) // (self.stage_bytes + barriers), MAX_STAGES)
+
+    @property
+    def stages(self) -> int:
+        return self._stages_beside(self.store_parts)
 
     @property
     def smem_bytes(self) -> int:
@@ -151,10 +198,13 @@ class HopperGemmConfig(KernelConfig):
         return (
             Param("w", "pointer"),
             Param("q", "tensor_map", "bf16", (k, "m"), (2 * k,), (TILE_K, self.tile_m), 128),
-            Param("y", "tensor_map", "bf16", (n, "m"), (2 * n,), (STRIP_ROWS, self.tile_m), 128),
+            Param("y", "tensor_map", "bf16", (n, "m"), (2 * n,), (STRIP_ROWS, self.store_rows), 128),
             Param("scale", "pointer"),
             Param("w_scale", "pointer"),
             Param("bias", "pointer"),
+            Param("partials", "pointer"),
+            Param("flags", "pointer"),
+            Param("status", "pointer"),
             Param("m", "i32"),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ringfp4.dsl.config.base import KernelConfig, Param, ceil_div
+from ringfp4.dsl.config.base import POLL_LIMIT, KernelConfig, Param, ceil_div
 from ringfp4.dsl.config.gemm import SF_ROWS, WARPGROUP_WARPS, GemmConfig
 from ringfp4.dsl.config.hopper import HopperGemmConfig
 from ringfp4.dsl.config.quantise import GROUP_COLUMNS, ROW_GROUP, TILE_ROWS
@@ -18,8 +18,6 @@ PACKING_WARPS = WARPGROUP_WARPS - 1  # the producer warpgroup without its loader
 
 # Output tiles of the first group: several for each CTA, to do while the second group is packed.
 FIRST_TILES = 168
-# A poll takes about 0.5 us with its sleep, so this is some seconds; other work may hold SMs for long.
-POLL_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,8 @@ class RingFields(KernelConfig):
             for p in super().params()
         ]
         names = ("x", "q", "sf", "counters", "status") if self.packed else ("x", "q", "counters", "status")
-        pointers = [Param(name, "pointer") for name in names]
+        known = {p.name for p in gemm if p.kind == "pointer"}
+        pointers = [Param(name, "pointer") for name in names if name not in known]
         return (*gemm, *pointers, Param("x_stride", "i64"), Param("rule", "i32"))
 
     def problems(self, arch: str) -> list[str]:
@@ -100,8 +99,8 @@ class RingFields(KernelConfig):
         return [f"{self.name}: {text}" for text in found] + super().problems(arch)
 
 
-def with_ring(config: RingFields, group: int, jitter: bool = False) -> RingFields:
-    """Groups of ``group`` m tiles and a ring of two of them: one in use, one being packed."""
+def with_ring(config: RingFields, group: int, jitter: bool = False, slots: int = 0) -> RingFields:
+    """Groups of ``group`` m tiles and a ring of two of them, one in use, one being packed, or ``slots``."""
     k, tile_k = config.k, config.tile[2]
     chunks = K_CHUNKS if k % (K_CHUNKS * tile_k) == 0 else 1
     chunk_pieces = k // chunks // GROUP_COLUMNS
@@ -112,7 +111,7 @@ def with_ring(config: RingFields, group: int, jitter: bool = False) -> RingField
     return replace(
         config,
         group=group,
-        slots=2 * group,
+        slots=slots or 2 * group,
         first=min(ceil_div(FIRST_TILES, config.n_tiles), group),
         k_chunks=chunks,
         pieces=most_pieces(MAX_PIECES),
@@ -160,13 +159,18 @@ class HopperRingGemmConfig(RingFields, HopperGemmConfig):
 
     @classmethod
     def for_linear(
-        cls, n: int, k: int, tile_m: int = 208, group: int = 4, jitter: bool = False
+        cls, n: int, k: int, tile_m: int = 208, group: int = 4, slots: int = 0, jitter: bool = False
     ) -> HopperRingGemmConfig:
-        return with_ring(cls(features=n, k=k, tile_m=tile_m), group, jitter)
+        return with_ring(cls(features=n, k=k, tile_m=tile_m), group, jitter, slots)
 
     @property
     def consumer_warps(self) -> int:
         return WARPGROUP_WARPS * self.consumers
+
+    @property
+    def divides(self) -> bool:
+        """A section may reach from the end of one group into the next, whose rows must have a place then."""
+        return super().divides and self.slots >= 2 * self.group
 
     def problems(self, arch: str) -> list[str]:
         found = super().problems(arch)

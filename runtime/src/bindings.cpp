@@ -62,7 +62,9 @@ NB_MODULE(_core, m) {
   m.attr("SYMBOLS") = names(kSymbols);
   m.attr("STATE_BYTES") = kStateBytes;
   m.attr("SCALE_OFFSET") = kScaleOffset;
-  m.attr("COUNTER_BYTES") = kStateBytes - kCountersOffset;
+  m.attr("COUNTERS_OFFSET") = kCountersOffset;
+  m.attr("COUNTER_BYTES") = kFlagsOffset - kCountersOffset;
+  m.attr("FLAGS_OFFSET") = kFlagsOffset;
 
   nb::class_<Driver>(m, "Driver")
       .def(nb::init<const std::string&>(), "path"_a)
@@ -119,7 +121,8 @@ NB_MODULE(_core, m) {
           "context"_a, "image"_a, "name"_a, "entry"_a, "threads"_a, "smem_bytes"_a, "cluster"_a,
           "cooperative"_a, "programmatic"_a, "grid"_a, "params"_a)
       .def_prop_ro("name", [](const Kernel& self) { return self.spec().name; })
-      .def("ctas", &Kernel::ctas, "m"_a);
+      .def("ctas", &Kernel::ctas, "m"_a)
+      .def_prop_ro("max_ctas", &Kernel::max_ctas);
 
   nb::class_<Ring>(m, "Ring")
       .def(
@@ -134,18 +137,19 @@ NB_MODULE(_core, m) {
 
   nb::class_<Sequence>(m, "Sequence")
       .def(nb::init<const Sequence::Kernels&, const Sequence::Kernels&, const Sequence::Kernels&, int64_t,
-                    int64_t, int64_t>(),
-           "reduce"_a, "whole"_a, "each_chunk"_a, "capacity_rows"_a, "q_row_bytes"_a, "y_row_bytes"_a)
+                    int64_t, int64_t, int64_t>(),
+           "reduce"_a, "whole"_a, "each_chunk"_a, "capacity_rows"_a, "q_row_bytes"_a, "sf_row_bytes"_a,
+           "y_row_bytes"_a)
       .def(
           "run",
           [](Sequence& self, Ring* ring, uint64_t stream, int64_t rows, int64_t x_stride, int32_t rule,
              uint64_t x, uint64_t scale, uint64_t w, uint64_t w_sf, uint64_t w_scale, uint64_t bias,
-             uint64_t y, uint64_t packed, uint64_t slots, uint64_t state) {
+             uint64_t y, uint64_t packed, uint64_t slots, uint64_t state, uint64_t partials) {
             self.run({stream_of(stream), rows, x_stride, rule, x, scale, w, w_sf, w_scale, bias, y, packed,
-                      slots, state},
+                      slots, state, partials},
                      ring);
           },
           "ring"_a.none(), "stream"_a, "m"_a, "x_stride"_a = 0, "rule"_a = 0, "x"_a = 0, "scale"_a = 0,
           "w"_a = 0, "w_sf"_a = 0, "w_scale"_a = 0, "bias"_a = 0, "y"_a = 0, "packed"_a = 0, "slots"_a = 0,
-          "state"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+          "state"_a = 0, "partials"_a = 0, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -12,9 +12,10 @@ namespace {
 constexpr size_t kStatusWords = 4;
 
 // The words of dsl/ring_order.py (REASONS), by the first word of status.
-constexpr std::array<std::string_view, 4> kReasons = {
+constexpr std::array<std::string_view, 5> kReasons = {
     "for an unknown reason", "a loader waited for packed rows", "a packing warp waited for a free slot",
-    "a warp waited for the absolute maximum of the other CTAs"};
+    "a warp waited for the absolute maximum of the other CTAs",
+    "a CTA waited for the accumulators of another one"};
 
 }  // namespace
 
@@ -70,7 +71,7 @@ Fault Context::explain(const Fault& fault) const {
   if (words[0] == 0) return fault;
   const uint32_t reason = words[0];
   std::string text = fault.what();
-  text += "; a fused kernel had stopped before: ";
+  text += "; a kernel had stopped before: ";
   text += kReasons[reason < kReasons.size() ? reason : 0];
   text += " (reason " + std::to_string(reason) + ", counter " + std::to_string(words[1]) + ", waited for " +
           std::to_string(words[2]) + ", saw " + std::to_string(words[3]) + "; docs/ring.md)";

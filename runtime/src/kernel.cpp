@@ -152,9 +152,19 @@ Kernel::~Kernel() {
 
 unsigned Kernel::ctas(int64_t m) const {
   const Grid& grid = spec_.grid;
-  const int64_t cluster = int64_t{spec_.cluster[0]} * spec_.cluster[1] * spec_.cluster[2];
   int64_t ctas = (m + grid.rows_per_item - 1) / grid.rows_per_item * grid.items;
   if (grid.ctas_per_sm > 0) ctas = std::min(ctas, grid.ctas_per_sm * context_->sms());
+  return whole_clusters(ctas);
+}
+
+unsigned Kernel::max_ctas() const {
+  const int64_t per_sm = spec_.grid.ctas_per_sm;
+  return per_sm > 0 ? whole_clusters(per_sm * context_->sms()) : 0;
+}
+
+// At least one.
+unsigned Kernel::whole_clusters(int64_t ctas) const {
+  const int64_t cluster = int64_t{spec_.cluster[0]} * spec_.cluster[1] * spec_.cluster[2];
   return static_cast<unsigned>(std::max(ctas / cluster * cluster, cluster));
 }
 

@@ -13,9 +13,9 @@
 namespace ringfp4 {
 
 // Device buffers a kernel can name. The order is that of Call::address.
-inline constexpr std::array<std::string_view, 13> kBuffers = {
-    "x", "scale", "w",          "w_sf",     "w_scale", "bias",  "y",
-    "q", "sf",    "amax_state", "counters", "packed",  "status"};
+inline constexpr std::array<std::string_view, 15> kBuffers = {
+    "x",  "scale",      "w",        "w_sf",   "w_scale", "bias",     "y",    "q",
+    "sf", "amax_state", "counters", "packed", "status",  "partials", "flags"};
 enum Buffer : int {
   kX,
   kScale,
@@ -29,7 +29,9 @@ enum Buffer : int {
   kAmaxState,
   kCounters,
   kPacked,
-  kStatus
+  kStatus,
+  kPartials,
+  kFlags
 };
 
 // Numbers a kernel's scalars and tensor-map extents can name; m_blocks = ceil(m / 128).
@@ -96,8 +98,11 @@ class Kernel {
   const KernelSpec& spec() const { return spec_; }
   CUfunction function() const { return function_; }
   unsigned ctas(int64_t m) const;
+  // The most that a launch can have, whatever its rows; 0 if they alone limit it.
+  unsigned max_ctas() const;
 
  private:
+  unsigned whole_clusters(int64_t ctas) const;
   void prepare();
   void compare_params() const;
 

@@ -8,13 +8,16 @@
 
 namespace ringfp4 {
 
-// Layout of the state block: every kernel leaves amax_state and the counters zero.
+// Layout of the state block: every kernel leaves amax_state, the counters and the flags zero. The counters
+// are those of the ring's protocol; the flags, of the accumulators that CTAs hand on.
 inline constexpr size_t kAmaxStateOffset = 0;
 inline constexpr size_t kScaleOffset = 128;
 inline constexpr size_t kCountersOffset = 256;
+inline constexpr size_t kFlagsOffset = 16384;
 inline constexpr size_t kStateBytes = 32768;
 
-// One allocation: the slots (data_bytes), then the state block. It serves one stream at a time.
+// One allocation: the slots and what a sequence puts behind them (data_bytes), then the state block. It
+// serves one stream at a time.
 //
 // A private ring is used on the stream that it was made on, outside of captures, and nowhere else.
 // Eager use of a shared one on another stream waits, on the device, for the use before. A graph

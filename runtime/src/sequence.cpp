@@ -105,12 +105,13 @@ void Step::launch(const Values& values, CUstream stream, bool follows) {
 }
 
 Sequence::Sequence(const Kernels& reduce, const Kernels& whole, const Kernels& each_chunk,
-                   int64_t capacity_rows, int64_t q_row_bytes, int64_t y_row_bytes)
+                   int64_t capacity_rows, int64_t q_row_bytes, int64_t sf_row_bytes, int64_t y_row_bytes)
     : reduce_(steps_of(reduce)),
       whole_(steps_of(whole)),
       each_chunk_(steps_of(each_chunk)),
       capacity_rows_(capacity_rows),
       q_row_bytes_(q_row_bytes),
+      sf_row_bytes_(sf_row_bytes),
       y_row_bytes_(y_row_bytes) {
   for (const Kernels* kernels : {&reduce, &whole, &each_chunk}) {
     if (!kernels->empty()) context_ = &kernels->front()->context();
@@ -142,8 +143,11 @@ void Sequence::launch_all(const Call& call, CUdeviceptr slots, CUdeviceptr state
   address[kBias] = call.bias;
   address[kQ] = slots;
   address[kSf] = slots + static_cast<CUdeviceptr>(capacity * q_row_bytes_);
+  const CUdeviceptr behind = address[kSf] + static_cast<CUdeviceptr>(capacity * sf_row_bytes_);
+  address[kPartials] = call.partials != 0 ? call.partials : behind;
   address[kAmaxState] = state + kAmaxStateOffset;
   address[kCounters] = state + kCountersOffset;
+  address[kFlags] = state + kFlagsOffset;
   address[kPacked] = call.packed;
   address[kStatus] = reinterpret_cast<CUdeviceptr>(const_cast<uint32_t*>(context_->status()));
   number[kCap] = capacity;

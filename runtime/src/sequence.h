@@ -24,9 +24,10 @@ struct Call {
   CUdeviceptr w_scale = 0;
   CUdeviceptr bias = 0;
   CUdeviceptr y = 0;
-  CUdeviceptr packed = 0;  // what a repack kernel writes
-  CUdeviceptr slots = 0;   // 0: the ring's
-  CUdeviceptr state = 0;   // 0: the ring's
+  CUdeviceptr packed = 0;    // what a repack kernel writes
+  CUdeviceptr slots = 0;     // 0: the ring's
+  CUdeviceptr state = 0;     // 0: the ring's
+  CUdeviceptr partials = 0;  // 0: behind the slots
 };
 
 // A kernel and the memory its parameters are passed from. Tensor maps are encoded again only
@@ -67,7 +68,7 @@ class Sequence {
   using Kernels = std::vector<std::shared_ptr<const Kernel>>;
 
   Sequence(const Kernels& reduce, const Kernels& whole, const Kernels& each_chunk, int64_t capacity_rows,
-           int64_t q_row_bytes, int64_t y_row_bytes);
+           int64_t q_row_bytes, int64_t sf_row_bytes, int64_t y_row_bytes);
 
   // Launches; does not wait. Throws Fault. Without a ring, slots and state must be given if used.
   void run(const Call& call, Ring* ring);
@@ -81,6 +82,7 @@ class Sequence {
   const Context* context_ = nullptr;  // owned by the kernels
   int64_t capacity_rows_;
   int64_t q_row_bytes_;
+  int64_t sf_row_bytes_;
   int64_t y_row_bytes_;
   std::mutex mutex_;
 };

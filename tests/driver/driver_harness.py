@@ -12,15 +12,19 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ringfp4
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
+from ringfp4.runtime import Nvfp4Weight
 
 N, K, M = 256, 128, 300  # a small linear
+X, Y, W, W_SF, W_SCALE, SCALE, PREPARED = (i << 40 for i in range(1, 8))  # far apart
 SOURCE = Path(__file__).parent / "fake_driver.c"
+SMS = 48  # of the fake device
 PARAM_BYTES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4}
 QUERIES = ("cuCtxGetCurrent", "cuStreamGetCaptureInfo")  # without effect, left out of logs
 
@@ -77,6 +81,28 @@ class FakeDriver:
         return {kind: self.library.fake_live(kind.encode()) for kind in kinds}
 
 
+class Stand:
+    """A stand-in for a CUDA tensor, which a machine without a GPU cannot make."""
+
+    device = SimpleNamespace(type="cuda", index=0)
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
+def weight_of(**changes: object) -> Nvfp4Weight:
+    weight = Nvfp4Weight.__new__(Nvfp4Weight)
+    weight.n, weight.k, weight.device = N, K, Stand.device
+    weight.qdata, weight.block_scale, weight.tensor_scale = Stand(W), Stand(W_SF), Stand(W_SCALE)
+    weight.prepared = None
+    for name, value in changes.items():
+        setattr(weight, name, value)
+    return weight
+
+
 def linear_configs(n: int, k: int) -> list[KernelConfig]:
     return [AbsmaxConfig(k=k), PackConfig(k=k), GemmConfig.with_tile(n, k)]
 
@@ -87,7 +113,8 @@ def fake_cubin(config: KernelConfig) -> bytes:
 
 
 def kernel_json(config: KernelConfig, arch: str) -> dict[str, Any]:
-    return {
+    handed_on = {"partial_bytes": config.partial_bytes} if config.partial_bytes else {}
+    return handed_on | {
         "name": config.name,
         "kind": config.kind,
         "arch": arch,

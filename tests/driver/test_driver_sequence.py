@@ -5,19 +5,34 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from driver_harness import FakeDriver, K, M, N, linear_configs, write_folder
+from driver_harness import (
+    PREPARED,
+    SCALE,
+    SMS,
+    W_SCALE,
+    W_SF,
+    FakeDriver,
+    K,
+    M,
+    N,
+    Stand,
+    W,
+    X,
+    Y,
+    linear_configs,
+    weight_of,
+    write_folder,
+)
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.hopper import HopperGemmConfig, HopperRepackConfig
 from ringfp4.dsl.config.quantise import AbsmaxConfig, PackConfig
 from ringfp4.dsl.config.ring import RingGemmConfig
 from ringfp4.errors import InputError, RingError
-from ringfp4.runtime import Nvfp4Weight, Ring, _core, api, devices, set_nvtx
+from ringfp4.runtime import Ring, _core, api, devices, set_nvtx
 
-X, Y, W, W_SF, W_SCALE, SCALE, PREPARED = (i << 40 for i in range(1, 8))  # far apart
 STREAM = 0x77
 
 
@@ -326,28 +341,6 @@ def test_threads_sharing_a_ring_do_not_interleave_their_launches(fake: FakeDrive
         assert len({launch["stream"] for launch in launches[first : first + 7]}) == 1
 
 
-class Stand:
-    """A stand-in for a CUDA tensor, which a machine without a GPU cannot make."""
-
-    device = SimpleNamespace(type="cuda", index=0)
-
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-
-def weight_of(**changes: object) -> Nvfp4Weight:
-    weight = Nvfp4Weight.__new__(Nvfp4Weight)
-    weight.n, weight.k, weight.device = N, K, Stand.device
-    weight.qdata, weight.block_scale, weight.tensor_scale = Stand(W), Stand(W_SF), Stand(W_SCALE)
-    weight.prepared = None
-    for name, value in changes.items():
-        setattr(weight, name, value)
-    return weight
-
-
 def test_api_hands_over_the_pointers_of_its_tensors(fake: FakeDriver, folder: Path) -> None:
     devices.load(0, folder)
     fake.log()
@@ -381,7 +374,8 @@ def test_sm_90a_reads_its_own_weight_layout(fake: FakeDriver, tmp_path: Path) ->
     configs = [AbsmaxConfig(k=K), PackConfig(k=K, output="bf16"), gemm, HopperRepackConfig(k=K)]
     devices.load(0, write_folder(tmp_path, configs, "sm_90a"))
     ring = Ring(128, K, 0)
-    assert ring.core.data_bytes == 128 * K * 2  # decoded values, BF16
+    partials = SMS * gemm.partial_bytes
+    assert ring.core.data_bytes == 128 * K * 2 + partials  # decoded values, BF16
     fake.log()
     call = (Stand(X), M, K)
     rest = (None, "fp32", None, Stand(Y), ring, "ring")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_harness import FakeDriver, write_folder
+from driver_harness import SMS, FakeDriver, write_folder
 from dsl_capture import Tensor, capture
 from ringfp4.dsl.config.base import KernelConfig, ceil_div
 from ringfp4.dsl.config.gemm import GemmConfig
@@ -29,9 +29,12 @@ from ringfp4.runtime import Ring, _core, devices
 pytest.importorskip("cutlass", reason="needs the DSL")
 
 ROWS = (1, 127, 128, 129, 300, 2048, 37_810)
-STREAM, SMS, RULE = 0x77, 48, 1
+STREAM, RULE = 0x77, 1
 # Addresses, far apart: by name of the buffer as the parameters of the kernels call them.
-NAMES = ("x", "q", "sf", "w", "w_sf", "scale", "w_scale", "bias", "y", "amax_state", "counters", "status")
+NAMES = (
+    *("x", "q", "sf", "w", "w_sf", "scale", "w_scale", "bias", "y", "amax_state", "counters", "status"),
+    *("partials", "flags"),
+)
 ADDRESS = {name: (index + 1) << 40 for index, name in enumerate((*NAMES, "packed"))}
 
 
@@ -227,11 +230,16 @@ def runtime_launch(fake: FakeDriver, folder: Path, name: str, m: int) -> Launch:
         "q": slots,
         "sf": slots + ceil_div(slot_rows(kernel, m), 128) * 128 * q_row,
         "amax_state": state,
-        "counters": state + _core.STATE_BYTES - _core.COUNTER_BYTES,
+        "counters": state + _core.COUNTERS_OFFSET,
+        "flags": state + _core.FLAGS_OFFSET,
     }
     addresses.setdefault("scale", state + _core.SCALE_OFFSET)
-    if config.kind == "ring_gemm":  # pinned host memory, wherever the driver put it
-        addresses["status"] = int(values[[p.name for p in config.params()].index("status")], 16)
+    wanted = [param.name for param in config.params()]
+    if "partials" in wanted:  # behind the slots; on sm_90a these hold no block scales
+        rows = config.ring_rows if isinstance(config, RingFields) else ceil_div(m, 128) * 128
+        addresses["partials"] = slots + rows * q_row
+    if "status" in wanted:  # pinned host memory, wherever the driver put it
+        addresses["status"] = int(values[wanted.index("status")], 16)
     names = {address: buffer for buffer, address in addresses.items()}
     maps = {found.buffer: found for found in (read_encoded(line, names) for line in lines)}
     params: list[TensorMap | str | int] = []

@@ -53,7 +53,7 @@ class Fused:
         return self.case.y(x, ring=self.ring, out=out, **options)
 
     def counters(self) -> torch.Tensor:
-        address = self.ring.core.state + _core.STATE_BYTES - _core.COUNTER_BYTES
+        address = self.ring.core.state + _core.COUNTERS_OFFSET
         return torch.as_tensor(_Memory(address, _core.COUNTER_BYTES), device="cuda").view(torch.int32)
 
 
@@ -177,7 +177,7 @@ def test_a_wait_without_end_is_reported(pytestconfig: pytest.Config, case: Case)
     ring = runtime.Ring(2048, K)
     class Memory:
         __cuda_array_interface__ = dict(shape=(_core.COUNTER_BYTES // 4,), typestr="<i4", version=3,
-            data=(ring.core.state + _core.STATE_BYTES - _core.COUNTER_BYTES, False))
+            data=(ring.core.state + _core.COUNTERS_OFFSET, False))
     slots, chunks = entry.config["slots"], entry.config["k_chunks"]
     torch.as_tensor(Memory(), device="cuda")[slots * chunks : slots * (chunks + 1)] = -1000
     x = torch.randn(3000, K, device="cuda").bfloat16()
