@@ -48,7 +48,7 @@ def test_every_role_has_its_variants(n: int, k: int, arch: str) -> None:
 def test_hopper_has_its_variants() -> None:
     for n, k in H3:
         configs = rings(n, k, "sm_90a")
-        assert [(config.tile_m, config.group) for config in configs] == list(HOPPER_RINGS)
+        assert [(config.tile_m, config.group, config.slots) for config in configs] == list(HOPPER_RINGS)
         assert all(config.problems("sm_90a") == [] for config in configs)
 
 

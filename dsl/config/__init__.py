@@ -13,9 +13,10 @@ from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
-# Variants of the fused kernels (runtime/devices.py chooses): m tiles of a group; on Hopper (tile_m, m tiles).
+# Variants of the fused kernels (runtime/devices.py chooses): m tiles of a group; on Hopper (tile_m, m tiles of
+# a group, slots).
 RING_GROUPS = (16, 8)
-HOPPER_RINGS = ((256, 6), (256, 4), (232, 6), (208, 4))
+HOPPER_RINGS = ((256, 6, 12), (256, 2, 8), (256, 1, 8), (208, 4, 8))
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def _rings(linear: Linear, arch: str) -> list[KernelConfig]:
     n, k = linear.n, linear.k
     rings: list[KernelConfig]
     if arch == "sm_90a":
-        rings = [HopperRingGemmConfig.for_linear(n, k, tile_m, group) for tile_m, group in HOPPER_RINGS]
+        rings = [HopperRingGemmConfig.for_linear(n, k, *ring) for ring in HOPPER_RINGS]
     else:
         rings = [RingGemmConfig.for_linear(n, k, group) for group in RING_GROUPS]
     return [config for config in rings if not config.problems(arch)]

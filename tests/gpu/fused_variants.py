@@ -25,7 +25,15 @@ from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingFields, RingGemmCo
 LINEAR = Linear("fused", k=896, n=384)  # seven K chunks of one 128-column step, three n tiles
 GRIDS = (1, 2, 7, 60)
 # (m tiles of a group, slots, delays)
-RINGS = ((1, 1, False), (1, 1, True), (2, 3, True), (3, 3, True), (8, 16, True))
+RINGS = (
+    (1, 1, False),
+    (1, 1, True),
+    (1, 2, True),
+    (2, 3, True),
+    (2, 4, True),
+    (3, 3, True),
+    (8, 16, True),
+)
 GIVES_UP = {"slots": 4, "first": 1, "poll_limit": 4096}  # and groups of 3
 
 
