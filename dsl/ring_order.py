@@ -106,6 +106,15 @@ class RingOrder:
             found.append(f"first group of {self.first} tiles is larger than a group of {self.group}")
         return found
 
+    @property
+    def may_divide(self) -> bool:
+        """Whether the last wave may be divided (tile_walk.py) without waiting for itself.
+
+        A section of it, at most three tiles, begins with the last of them, whose rows must have a place
+        while the first is in use: these lie in two groups, or in three if a group is one output tile.
+        """
+        return self.slots >= (3 if self.group * self.n_tiles == 1 else 2) * self.group
+
     # Order of work
 
     def m_tiles(self, m: Number) -> Number:

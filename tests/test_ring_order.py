@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringfp4.dsl.ring_order import RingOrder, tile_coord
+from ringfp4.dsl.tile_walk import last_piece, walk
 
 Step = Callable[[], bool] | None
 
@@ -33,6 +34,7 @@ class Launch:
     consumer_warps: int = 2
     stages: int = 2
     amax: bool = False
+    divides: bool = False  # the last wave of output tiles, between K chunks
     fault: str = ""  # a deliberate mistake
 
 
@@ -48,6 +50,7 @@ class Simulation:
         self.launch, self.order = launch, launch.order
         self.m_tiles = self.order.m_tiles(launch.m)
         self.outputs: Counter[tuple[int, int]] = Counter()
+        self.partials: dict[int, tuple[int, int]] = {}  # CTA -> output tile and chunk it was left at
         self.contributed = 0  # warps, to the maximum
         rng = random.Random(seed)
         agents: list[Iterator[Step]] = []
@@ -73,6 +76,8 @@ class Simulation:
         expected = {(i, j): 1 for i in range(self.m_tiles) for j in range(self.order.n_tiles)}
         if self.outputs != expected:
             raise Violation(f"output tiles missed or repeated: {self.outputs}")
+        if self.partials:
+            raise Violation(f"accumulators that nobody took: {self.partials}")
         if any(self.counters):
             raise Violation(f"counters not zero at the end: {self.counters}")
 
@@ -127,12 +132,15 @@ class Cta:
         consumers = [self.consumer(w) for w in range(self.launch.consumer_warps)]
         return [*packers, *consumers, self.loader(), *(self.copy_engine() for _ in range(2))]
 
-    def tiles(self) -> Iterator[tuple[int, int]]:
-        indices = range(self.cta, self.sim.m_tiles * self.order.n_tiles, self.launch.grid)
-        if self.launch.fault == "wrong order":
-            indices = indices[::-1]
-        for index in indices:
-            yield self.order.tile_coord(index, self.sim.m_tiles)
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """(output tile, first and last K chunk), in the order of work."""
+        tiles, grid, chunks = self.sim.m_tiles * self.order.n_tiles, self.launch.grid, self.order.k_chunks
+        whole, begin, end = walk(tiles, grid, self.cta, chunks) if self.launch.divides else (tiles, 0, 0)
+        pieces = [(tile, 0, chunks) for tile in range(self.cta, whole, grid)]
+        while begin < end:
+            pieces.append(last_piece(whole, begin, end, chunks))
+            end -= pieces[-1][2] - pieces[-1][1]
+        return pieces[::-1] if self.launch.fault == "wrong order" else pieces
 
     def absolute_maximum(self, leads: bool) -> Iterator[Step]:
         """All warps meet, one of them meets the other CTAs' for them, and tells them."""
@@ -169,7 +177,8 @@ class Cta:
         self.sim.finish()
 
     def loader(self) -> Iterator[Step]:
-        for tile, _ in self.tiles():
+        for index, first, last in self.pieces():
+            tile, _ = self.order.tile_coord(index, self.sim.m_tiles)
             chunks = [
                 self.sim.at_least(
                     self.order.ready_index(self.order.slot(tile), chunk), self.order.ready_target(tile)
@@ -178,9 +187,9 @@ class Cta:
             ]
             complete = all(ready() for ready in chunks)
             yield None
-            for chunk, ready in enumerate(chunks):
+            for chunk in range(first, last):
                 if not complete and self.launch.fault != "no acquire":
-                    yield ready
+                    yield chunks[chunk]
                 load = self.issued
                 yield (
                     lambda load=load: (
@@ -214,16 +223,27 @@ class Cta:
             yield None
             self.sim.publish(unit, chunk)
             yield None
-        load = 0
-        for tile, n_tile in self.tiles():
+        load, pieces = 0, self.pieces()
+        for index, first, last in pieces:
+            tile, n_tile = self.order.tile_coord(index, self.sim.m_tiles)
             done = self.order.done_index(self.order.slot(tile))
-            if warp == 0 and self.launch.fault == "early recycle":
+            leads = warp == 0
+            if leads and first > 0:
+                if self.launch.fault != "no wait for accumulators":
+                    yield lambda: self.cta - 1 in self.sim.partials
+                if self.sim.partials.pop(self.cta - 1, None) != (index, first):
+                    raise Violation(f"accumulators of tile {index} at chunk {first} are not there")
+            if leads and self.launch.fault == "early recycle":
                 self.sim.counters[done] += 1
-            for _ in range(self.order.k_chunks):
+            for _ in range(first, last):
                 yield lambda load=load: load in self.landed
                 self.released[load] += 1
                 load += 1
-            if warp == 0:
+            if self.launch.fault == "look ahead waits" and (index, first, last) != pieces[-1]:
+                yield lambda load=load: load in self.landed
+            if leads and last < self.order.k_chunks:
+                self.sim.partials[self.cta] = (index, last)
+            elif leads:
                 if self.launch.fault not in ("early recycle", "no recycle"):
                     self.sim.counters[done] += 1
                 self.sim.outputs[tile, n_tile] += 1
@@ -260,7 +280,8 @@ launches = st.builds(
     consumer_warps=st.integers(1, 3),
     stages=st.integers(1, 3),
     amax=st.booleans(),
-)
+    divides=st.booleans(),
+).filter(lambda launch: launch.order.may_divide or not launch.divides)
 
 
 @given(launch=launches, seed=st.integers(0, 2**32))
@@ -292,8 +313,13 @@ def caught(launch: Launch, seeds: int = 40) -> list[str]:
     return found
 
 
+# Two groups of m tiles, which dividing needs; five CTAs have 30 output tiles, of three chunks each.
+DIVIDED = Launch(RingOrder(2, 2, 3, 3, slots=4, group=2, first=1), m=19, grid=4, divides=True)
+
+
 def test_the_correct_protocol_is_not_accused() -> None:
     assert caught(Launch(ORDER, m=20, grid=3, amax=True)) == []
+    assert caught(DIVIDED) == []
 
 
 @pytest.mark.parametrize(
@@ -313,6 +339,36 @@ def test_the_correct_protocol_is_not_accused() -> None:
 def test_a_broken_protocol_is_caught(fault: str, symptom: str) -> None:
     found = caught(Launch(ORDER, m=20, grid=3, amax=True, fault=fault))
     assert any(symptom in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("launch", "symptom"),
+    [
+        (replace(DIVIDED, fault="no wait for accumulators"), "are not there"),
+        (replace(DIVIDED, fault="wrong order"), "deadlock"),
+        # A tile that is not handed back before the next one's rows are there may be what these wait for.
+        (Launch(ORDER, m=20, grid=9, fault="look ahead waits"), "deadlock"),
+    ],
+)
+def test_a_broken_division_is_caught(launch: Launch, symptom: str) -> None:
+    found = caught(launch)
+    assert any(symptom in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        RingOrder(tile_m=2, units=1, n_tiles=3, k_chunks=3, slots=2, group=2, first=2),
+        RingOrder(tile_m=2, units=1, n_tiles=1, k_chunks=3, slots=2, group=1, first=1),
+    ],
+)
+def test_dividing_deadlocks_with_fewer_slots_than_it_may_have(order: RingOrder) -> None:
+    found = []
+    for m in range(8, 40):
+        for grid in (2, 4, 5):
+            found += caught(Launch(order, m=m, grid=grid, divides=True), seeds=4)
+    assert any("deadlock" in text for text in found)
+    assert not order.may_divide
 
 
 def test_a_ring_smaller_than_a_group_deadlocks_and_is_refused() -> None:

@@ -25,9 +25,7 @@ ENOUGH_STAGES = 6  # more than that were not faster
 MOST_STORE_PARTS = 8
 # tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
 VARIANTS = (
-    (208, 2, 1),
     (256, 2, 1),
-    (232, 2, 1),
     (176, 2, 1),
     (160, 2, 1),
     (128, 2, 1),

@@ -169,8 +169,7 @@ class HopperRingGemmConfig(RingFields, HopperGemmConfig):
 
     @property
     def divides(self) -> bool:
-        """A section may reach from the end of one group into the next, whose rows must have a place then."""
-        return super().divides and self.slots >= 2 * self.group
+        return super().divides and self.order.may_divide
 
     def problems(self, arch: str) -> list[str]:
         found = super().problems(arch)

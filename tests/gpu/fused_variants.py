@@ -47,7 +47,7 @@ def configs(arch: str) -> list[RingFields]:
 
 
 def with_grid(entry: dict[str, Any], ctas: int) -> dict[str, Any]:
-    grid = {"rows_per_item": 1 << 20, "items": ctas, "ctas_per_sm": 0}
+    grid = {"rows_per_item": 1 << 20, "items": ctas, "ctas_per_sm": 1}
     return entry | {"name": f"{entry['name']}_ctas{ctas}", "grid": grid}
 
 

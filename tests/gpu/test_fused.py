@@ -192,4 +192,5 @@ def test_a_wait_without_end_is_reported(pytestconfig: pytest.Config, case: Case)
     os._exit(0)  # nothing can be freed in a lost context
     """
     told = runtime_cases.in_fresh_process(pytestconfig, case, body)
-    assert "reason 2" in told, told
+    # Packing warps wait for the slot, loaders for its rows; which of them gives up first is chance.
+    assert "reason 2" in told or "reason 1" in told, told
