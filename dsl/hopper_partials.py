@@ -37,9 +37,7 @@ class Partials:
         # Orders all lanes' accumulators before the flag, which one lane releases.
         cute.arch.sync_warp()
         if cute.arch.lane_idx() == 0:
-            cute.arch.red(
-                self._flag(cta, warp), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu"
-            )
+            cute.arch.red(self._flag(cta, warp), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
     @cute.jit
     def take(self, acc, cta, warp):

@@ -10,7 +10,7 @@ from ringfp4.build_cubins.checks import refusal
 from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.job import Job
 from ringfp4.build_cubins.sass import count
-from ringfp4.dsl.config import HOPPER_RINGS, Linear, plan
+from ringfp4.dsl.config import Linear, hopper_rings, plan
 from ringfp4.dsl.config.base import SMEM_BYTES
 from ringfp4.dsl.config.hopper import SMEM_PER_SM, HopperGemmConfig, HopperRepackConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig
@@ -73,9 +73,7 @@ def test_only_for_hopper() -> None:
 # Choosing a tile
 
 
-TILES = [
-    Tile(c.tile_m, c.tile_n, c.ctas_per_sm, c.divides) for c in HopperGemmConfig.variants(5376, 7168)
-]
+TILES = [Tile(c.tile_m, c.tile_n, c.ctas_per_sm, c.divides) for c in HopperGemmConfig.variants(5376, 7168)]
 # Fastest, or within 5 % of it, among the variants on an H200 (docs/hopper.md).
 MEASURED = {
     ("qkv", 1): (16, 64),
@@ -112,7 +110,7 @@ JOBS = [
     Job(HopperGemmConfig(features=64, k=128, tile_m=128, consumers=3), "sm_90a"),
     Job(HopperRepackConfig(k=7168), "sm_90a"),
 ]
-FUSED = [Job(HopperRingGemmConfig.for_linear(5376, 7168, *ring), "sm_90a") for ring in HOPPER_RINGS]
+FUSED = [Job(HopperRingGemmConfig.for_linear(5376, 7168, *ring), "sm_90a") for ring in hopper_rings(5376)]
 
 
 # Refused by its own check; compiled nevertheless, ptxas has too few registers and waits for each wgmma.

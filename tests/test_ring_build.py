@@ -11,7 +11,7 @@ from ringfp4.build_cubins.checks import refusal
 from ringfp4.build_cubins.compiler import Built, Compiler
 from ringfp4.build_cubins.job import Job
 from ringfp4.build_cubins.sass import count
-from ringfp4.dsl.config import HOPPER_RINGS, RING_GROUPS, Linear, plan
+from ringfp4.dsl.config import RING_GROUPS, Linear, hopper_rings, plan
 from ringfp4.dsl.config.base import KernelConfig
 from ringfp4.dsl.config.gemm import GemmConfig
 from ringfp4.dsl.config.ring import HopperRingGemmConfig, RingFields, RingGemmConfig
@@ -21,7 +21,7 @@ H3 = [(21504, 5376), (5376, 7168), (28672, 5376), (5376, 14336)]  # N, K
 JOBS = [
     Job(RingGemmConfig.for_linear(21504, 5376), "sm_121a"),
     Job(RingGemmConfig.for_linear(5376, 7168, group=1), "twin"),
-    Job(HopperRingGemmConfig.for_linear(5376, 7168, *HOPPER_RINGS[0]), "sm_90a"),
+    Job(HopperRingGemmConfig.for_linear(5376, 7168, *hopper_rings(5376)[0]), "sm_90a"),
 ]
 UNFUSED = Job(GemmConfig.with_tile(21504, 5376), "sm_121a")
 needs_dsl = pytest.mark.skipif(
@@ -48,7 +48,7 @@ def test_every_role_has_its_variants(n: int, k: int, arch: str) -> None:
 def test_hopper_has_its_variants() -> None:
     for n, k in H3:
         configs = rings(n, k, "sm_90a")
-        assert [(config.tile_m, config.group, config.slots) for config in configs] == list(HOPPER_RINGS)
+        assert [(config.tile_m, config.group, config.slots) for config in configs] == list(hopper_rings(n))
         assert all(config.problems("sm_90a") == [] for config in configs)
 
 

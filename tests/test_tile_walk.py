@@ -49,9 +49,7 @@ def test_every_tile_is_worked_on_once(tiles: int, ctas: int, units: int) -> None
 @given(tiles=st.integers(1, 400), ctas=st.integers(1, 40), units=st.integers(1, 60))
 def test_no_cta_has_more_than_its_share(tiles: int, ctas: int, units: int) -> None:
     ctas = min(ctas, tiles)
-    work = [
-        sum(last - first for _, first, last in pieces(tiles, ctas, cta, units)) for cta in range(ctas)
-    ]
+    work = [sum(last - first for _, first, last in pieces(tiles, ctas, cta, units)) for cta in range(ctas)]
     assert max(work) - min(work) <= 1
 
 

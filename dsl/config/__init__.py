@@ -13,10 +13,7 @@ from ringfp4.errors import ConfigError
 
 Tile = tuple[int, int, int]
 DEFAULT_TILES: tuple[Tile, ...] = ((128, 128, 128),)
-# Variants of the fused kernels (runtime/devices.py chooses): m tiles of a group; on Hopper (tile_m, m tiles of
-# a group, slots).
-RING_GROUPS = (16, 8)
-HOPPER_RINGS = ((256, 6, 12), (256, 2, 8), (256, 1, 8), (208, 4, 8))
+RING_GROUPS = (16, 8)  # variants of the fused kernels of sm_12x: m tiles of a group
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,21 @@ def _gemm(linear: Linear, tile: Tile) -> KernelConfig:
     return GemmConfig.with_tile(linear.n, linear.k, *tile[:2])
 
 
+def hopper_rings(n: int) -> tuple[tuple[int, int, int], ...]:
+    """Variants of Hopper's fused kernels: tile_m, m tiles of a group, slots. runtime/devices.py chooses.
+
+    The first is used untuned. Larger groups read the weight less often, which saves power; with few n tiles
+    smaller ones wait less for rows, since each makes less than a wave.
+    """
+    return ((256, 2 if n <= 8192 else 4, 8), (256, 6, 12), (208, 4, 8))
+
+
 def _rings(linear: Linear, arch: str) -> list[KernelConfig]:
     """The fused kernels; a linear that they do not suit has the other schedules only."""
     n, k = linear.n, linear.k
     rings: list[KernelConfig]
     if arch == "sm_90a":
-        rings = [HopperRingGemmConfig.for_linear(n, k, *ring) for ring in HOPPER_RINGS]
+        rings = [HopperRingGemmConfig.for_linear(n, k, *ring) for ring in hopper_rings(n)]
     else:
         rings = [RingGemmConfig.for_linear(n, k, group) for group in RING_GROUPS]
     return [config for config in rings if not config.problems(arch)]
