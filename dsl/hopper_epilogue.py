@@ -93,7 +93,7 @@ class HopperEpilogue:
         cute.arch.cp_async_bulk_wait_group(pending, read=True)
 
     def staging_address(self, staging: cute.Pointer, consumer, warp, lane):
-        """Where a lane's row of 16 bytes goes in stmatrix, for the first 16 rows of a consumer's first buffer.
+        """Where a lane's 16 bytes go in stmatrix, for the first 16 rows of a consumer's first buffer.
 
         Lanes 0-7, 8-15, ... address four 8x8 matrices: columns g and g + 8 of rows 0-7, then
         of rows 8-15. Chunk i of 16 bytes of a row lies at i ^ (row % 8).

@@ -238,7 +238,7 @@ class HopperGemm:
         while self.is_left(index, share):
             (tile, first, last), index, share = self.next_piece(index, share)
             resumes = first > 0
-            if const_expr(c.divides):
+            if const_expr(c.divides):  # noqa: SIM102 (decided while tracing)
                 if resumes:
                     partials.take(acc, cta - 1, consumer_warp)
             self.mainloop.begin(pipe, read, tArA, block, ready)

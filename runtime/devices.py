@@ -139,7 +139,7 @@ class Artifacts:
         first = variants[0]
         if first.arch != "sm_90a" or first.kind not in ("gemm", "ring_gemm"):
             return first
-        tiles = [Tile(*entry.tile[:2], entry.grid[2], entry.partial_bytes > 0) for entry in variants]
+        tiles = [Tile(e.tile[0], e.tile[1], e.grid[2], e.partial_bytes > 0) for e in variants]
         return variants[choose_tile(tiles, m, first.n, first.k, self.sms)]
 
     def single(self, kind: str, n: int, k: int, kernel: str | None = None) -> Plan:
