@@ -22,7 +22,7 @@ UNPACK_CYCLES = 150  # a strip, one K step
 STEP_CYCLES = 300
 TILE_CYCLES = 6000
 STORE_CYCLES = 0.05  # an output element
-HAND_OVER_CYCLES = 6000
+HAND_OVER_CYCLES = 11_000
 
 
 @dataclass(frozen=True)
