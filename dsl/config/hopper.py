@@ -21,7 +21,7 @@ TILE_K = 64  # one 128-byte swizzled row of BF16
 STRIP_BYTES = STRIP_ROWS * TILE_K // 2 + STRIP_ROWS * TILE_K // 16  # E2M1 data, then block scales
 SMEM_PER_SM = 233_472  # each resident CTA takes 1,024 B of it for the system
 MAX_STAGES = 16
-ENOUGH_STAGES = 6  # more than that were not faster
+ENOUGH_STAGES = 6  # for which a tile is stored in parts, each of which costs two barriers
 MOST_STORE_PARTS = 8
 # tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
 VARIANTS = (
