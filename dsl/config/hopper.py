@@ -23,6 +23,7 @@ SMEM_PER_SM = 233_472  # each resident CTA takes 1,024 B of it for the system
 MAX_STAGES = 16
 ENOUGH_STAGES = 6  # for which a tile is stored in parts, each of which costs two barriers
 MOST_STORE_PARTS = 8
+STORE_BUFFERS = 2
 # tile_m, consumers, CTAs a multiprocessor: few, so that one of them suits each M (docs/hopper.md)
 VARIANTS = (
     (256, 2, 1),
@@ -36,6 +37,11 @@ VARIANTS = (
 )
 FLAGS_PER_CTA = 16  # of the accumulators a CTA hands on, one a consumer warp, and some to spare
 MIN_STAGES = 3  # one being read, one being dequantised, one in flight
+
+
+def padded_rows(rows: int) -> int:
+    """What tiles lie apart in shared memory: the DSL cannot slice tiles of an odd number of 8 rows."""
+    return ceil_div(rows, 16) * 16
 
 
 @dataclass(frozen=True)
@@ -129,8 +135,8 @@ class HopperGemmConfig(KernelConfig):
 
     @property
     def rows_in_smem(self) -> int:
-        """Rows from one stage to the next: the DSL cannot slice stages of an odd number of 8 rows."""
-        return ceil_div(self.tile_m, 16) * 16
+        """Rows from one stage to the next."""
+        return padded_rows(self.tile_m)
 
     @property
     def stage_bytes(self) -> int:
@@ -154,12 +160,12 @@ class HopperGemmConfig(KernelConfig):
     @property
     def store_buffers(self) -> int:
         """Staging buffers of a consumer: one part is written while the one before is being stored."""
-        return min(self.store_parts, 2)
+        return min(self.store_parts, STORE_BUFFERS)
 
     @property
     def rows_in_staging(self) -> int:
-        """Rows from one staging buffer to the next, as for stages."""
-        return ceil_div(self.store_rows, 16) * 16
+        """Rows from one staging buffer to the next."""
+        return padded_rows(self.store_rows)
 
     @property
     def staging_bytes(self) -> int:
@@ -167,8 +173,8 @@ class HopperGemmConfig(KernelConfig):
         return self._staging_bytes(self.store_parts)
 
     def _staging_bytes(self, parts: int) -> int:
-        rows = ceil_div(self.tile_m // parts, 16) * 16
-        return self.consumers * min(parts, 2) * rows * STRIP_ROWS * 2
+        rows = min(parts, STORE_BUFFERS) * padded_rows(self.tile_m // parts)
+        return self.consumers * rows * STRIP_ROWS * 2
 
     def _stages_beside(self, parts: int) -> int:
         limit = SMEM_BYTES["sm_90a"]
